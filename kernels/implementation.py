@@ -1,0 +1,37 @@
+"""What an implementation of jagged attention offers to `kernels.api`."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import torch
+
+from kernels.problem import JaggedProblem
+
+Direction = Literal["fwd", "bwd"]
+
+
+class Implementation(Protocol):
+    """One family of kernels (``portable``, ``hopper``, ``blackwell``).
+
+    ``schedule`` is an ordering name of `kernels.tile_schedule` (or None: the implementation's choice); ``options``
+    is the implementation's own frozen options dataclass, or None for its selection rule.
+    """
+
+    name: str
+
+    def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
+        """Why this implementation can't run the problem on the device, in one line; None if it can."""
+
+    def describe(self, problem: JaggedProblem, direction: Direction, schedule: str | None = None,
+                 options: object | None = None) -> str:
+        """Which variant would run, in one short token for the record, such as ``hopper/solo64q/zigzag``."""
+
+    def forward(self, problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
+                schedule: str | None = None, options: object | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(out, lse)``, newly allocated, shapes as in `JaggedProblem`."""
+
+    def backward(self, problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                 lse: torch.Tensor, dout: torch.Tensor, *, schedule: str | None = None,
+                 options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``(dq, dk, dv)``, newly allocated, in the problem's dtype."""
