@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import torch
@@ -22,6 +23,12 @@ class Implementation(Protocol):
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why this implementation can't run the problem on the device, in one line; None if it can."""
+
+    def make_options(self, direction: Direction, values: Mapping[str, object]) -> object:
+        """The implementation's options from plain values, as read from YAML.
+
+        Raises `ValueError` that names an unknown switch or a bad value, and what is allowed.
+        """
 
     def describe(self, problem: JaggedProblem, direction: Direction, schedule: str | None = None,
                  options: object | None = None) -> str:
