@@ -1,0 +1,39 @@
+# One-line targets over the CLI. `make bench` and `make test` set everything up first.
+.DEFAULT_GOAL := help
+PYTHON  ?= python3
+VENV    ?= .venv
+FLAVOUR := $(shell FLAVOUR=$(FLAVOUR) scripts/flavour.sh)
+CONFIG  ?= $(if $(filter gpu,$(FLAVOUR)),configs/gem.yaml,configs/smoke.yaml)
+BIN     := $(VENV)/bin
+OUT     ?= dist/bundle
+
+.PHONY: help setup bench test check format doctor bundle clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## the virtual environment for this machine (GPU or CPU)
+	@PYTHON=$(PYTHON) scripts/setup.sh $(VENV) $(FLAVOUR)
+
+bench: setup ## the main job: gem on a GPU, smoke without one (CONFIG=... chooses)
+	@$(BIN)/harness run $(CONFIG)
+
+test: setup ## the tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## lint, types and import directions; edits nothing
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup ## lint fixes that are safe
+	@$(BIN)/ruff check --fix .
+
+doctor: setup ## which backends can run here, and why the others can't
+	@$(BIN)/harness doctor
+
+bundle: ## dependencies as archives for a GPU machine without network (OUT=dir)
+	@PYTHON=$(PYTHON) scripts/bundle.sh $(OUT)
+
+clean: ## remove the environment, caches and runs
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis results/runs
