@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from harness.cases import Case
 from harness.inputs import Inputs
@@ -15,13 +18,27 @@ class Unsupported(Exception):
     """Raised by `Backend.prepare` when only trying shows that the case can't run; becomes status `unsupported`."""
 
 
+Scope = Literal["kernel", "operation"]
+
+
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can run on this machine; `reason` says why not, `version` is its package's version."""
+    """Whether a backend can run on this machine; `reason` says why not, `version` is its package's version.
+
+    ``import_failed`` tells a missing or broken package (status `import_error`) from a machine that can't run the
+    backend, such as one without a GPU (status `unsupported`).
+    """
 
     available: bool
     version: str
     reason: str = ""
+    import_failed: bool = False
+
+
+class Options(BaseModel):
+    """Options of a backend that has none; others derive from it. Unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +68,11 @@ class Operation(ABC):
     def impl(self) -> dict[str, str]:
         """``{"fwd": ..., "bwd": ...}``: which variant runs, one short token each, for the record."""
 
+    @property
+    def remarks(self) -> dict[str, str]:
+        """``{"fwd": ..., "bwd": ...}``: what else the record's message should say, such as why a fallback runs."""
+        return {"fwd": "", "bwd": ""}
+
     @abstractmethod
     def forward_kernel(self) -> None:
         """Kernel-scope forward; keeps its result for `outputs` and `backward_kernel`."""
@@ -68,18 +90,30 @@ class Operation(ABC):
         """Operation-scope backward alone, of the last `forward_operation`; may be called again and again."""
 
     @abstractmethod
-    def outputs(self) -> Outputs:
-        """Results of the last kernel-scope (else operation-scope) calls, reduced and reshaped to packed shapes."""
+    def outputs(self, scope: Scope | None = None) -> Outputs:
+        """Results of the last calls of a scope, reduced and reshaped to packed shapes.
+
+        Without ``scope``: of the kernel scope if it was run, else of the operation scope.
+        """
 
 
 class Backend(ABC):
-    """A way to compute jagged attention. Stateless; made once in a worker process.
+    """A way to compute jagged attention. Stateless; made once in a worker process by `registry.create`.
 
     ``timed_on`` names the device types where its times mean something; elsewhere rows are `untimed`.
     """
 
-    name: str
-    timed_on: tuple[str, ...] = ("cuda",)
+    name: ClassVar[str]
+    timed_on: ClassVar[tuple[str, ...]] = ("cuda",)
+    options_model: ClassVar[type[Options]] = Options
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = self.options_model() if options is None else options
+
+    @classmethod
+    def environment(cls, device_type: str) -> Mapping[str, str]:
+        """Environment variables that a worker process needs before it imports anything (torch, triton)."""
+        return {}
 
     @abstractmethod
     def availability(self, device: torch.device) -> Availability:

@@ -1,0 +1,50 @@
+"""Backends by registry key, imported only when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from harness.backends.base import Backend
+from harness.errors import UserError
+
+BACKENDS: Mapping[str, str] = {
+    "jfa": "harness.backends.jfa:JaggedBackend",
+    "jfa_triton": "harness.backends.jfa:PortableBackend",
+    "fa4": "harness.backends.fa4:FlashAttention4Backend",
+    "cudnn": "harness.backends.cudnn:CudnnBackend",
+    "fa2": "harness.backends.fa2:FlashAttention2Backend",
+    "flex": "harness.backends.flex:FlexBackend",
+    "padded": "harness.backends.padded:PaddedBackend",
+    "sdpa_loop": "harness.backends.sdpa_loop:LoopBackend",
+}
+
+
+def backend_class(key: str) -> type[Backend]:
+    """The class of a registry key. Raises `UserError` for an unknown one."""
+    if key not in BACKENDS:
+        raise UserError(f"backend: no such backend {key!r}; allowed: {', '.join(BACKENDS)}")
+    module, name = BACKENDS[key].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def create(key: str, options: Mapping[str, object] | None = None) -> Backend:
+    """A backend with its options. Needs none of the rivals' packages.
+
+    Raises `UserError` that names an unknown key, or an unknown or bad option, and what is allowed.
+    """
+    cls = backend_class(key)
+    model = cls.options_model
+    try:
+        return cls(model.model_validate(dict(options or {})))
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(["options", *map(str, problem["loc"])])
+        allowed = ", ".join(model.model_fields) or "none"
+        got = "" if problem["type"] == "extra_forbidden" else f", got {problem['input']!r}"
+        what = "no such option" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
+        raise UserError(f"backend {key}: {where}: {what}{got}; allowed options: {allowed}") from None
+    except ValueError as error:
+        raise UserError(f"backend {key}: options: {error}") from None
