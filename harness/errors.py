@@ -1,11 +1,22 @@
-"""Errors that the user can mend: the CLI prints their one line and exits with status 2."""
+"""Errors that the user can mend: one line each, which the command line prints before it exits with status 2."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class UserError(Exception):
-    """Something the user can mend; its message says which file, key, value, and what is allowed."""
+    """Something the user can mend. ``str()`` is one line that says what is wrong and what is allowed."""
 
 
 class ConfigError(UserError):
-    """A configuration that can't be used."""
+    """A config that can't be run, as ``file:line: key: problem; allowed: ...``."""
+
+    def __init__(self, file: Path | str, key: str, problem: str, allowed: str = "", line: int | None = None):
+        self.file, self.key, self.problem, self.allowed, self.line = str(file), key, problem, allowed, line
+        place = f"{file}:{line}" if line else str(file)
+        parts = [place, key, problem + (f"; allowed: {allowed}" if allowed else "")]
+        super().__init__(" ".join(": ".join(part for part in parts if part).split()))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str, str, int | None]]:
+        return type(self), (self.file, self.key, self.problem, self.allowed, self.line)
