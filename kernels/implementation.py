@@ -17,6 +17,9 @@ class Implementation(Protocol):
 
     ``schedule`` is an ordering name of `kernels.tile_schedule` (or None: the implementation's choice); ``options``
     is the implementation's own frozen options dataclass, or None for its selection rule.
+
+    Tensors arrive contiguous and 16-byte aligned, on the current CUDA device where they are on one (`kernels.autograd`
+    sees to both; callers that go past it use `kernels.autograd.packed`). Results are contiguous too.
     """
 
     name: str

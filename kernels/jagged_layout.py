@@ -37,7 +37,7 @@ class JaggedLayout:
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int] | np.ndarray, device: torch.device | str = "cpu") -> JaggedLayout:
-        """From ``B`` lengths on the host; no device sync. Raises `ValueError` for a negative length or total >= 2^31."""
+        """From ``B`` lengths on the host; no sync. Raises `ValueError` for a negative length or a total >= 2^31."""
         lengths = np.asarray(lengths, dtype=np.int64).reshape(-1)
         if (lengths < 0).any():
             raise ValueError(f"lengths: must be >= 0, got {int(lengths.min())}")
@@ -62,6 +62,15 @@ class JaggedLayout:
                        offsets=offsets)
         return cls(cu_seqlens, total=total, max_seqlen=max_seqlen)
 
+    @classmethod
+    def uniform(cls, batch: int, length: int, device: torch.device | str = "cpu") -> JaggedLayout:
+        """``batch`` sequences of ``length`` rows each, made on the device: no copy, no sync."""
+        if batch * length >= 2**31:
+            raise ValueError(f"length: {batch} sequences of {length} rows are not below 2^31 rows")
+        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+        offsets = np.arange(batch + 1, dtype=np.int64) * length
+        return cls(cu_seqlens, total=batch * length, max_seqlen=length, offsets=offsets)
+
     @property
     def batch(self) -> int:
         """Number of sequences, ``B``."""
@@ -71,6 +80,11 @@ class JaggedLayout:
     def device(self) -> torch.device:
         """Device of `cu_seqlens`."""
         return self.cu_seqlens.device
+
+    @property
+    def on_host(self) -> bool:
+        """Whether `offsets` are known to the host, so that reading them doesn't wait for the device."""
+        return self._offsets is not None
 
     @property
     def offsets(self) -> np.ndarray:
@@ -90,14 +104,23 @@ class JaggedLayout:
             self._cache[key] = build()
         return self._cache[key]
 
-    def validate(self) -> None:
-        """Check the values (not only the shape). Raises `ValueError`; may sync, see `offsets`."""
+    def validate(self, suffix: str = "") -> None:
+        """Check the values (not only the shape). Raises `ValueError`; may sync, see `offsets`.
+
+        ``suffix`` is appended to the argument's name in the error, as in ``cu_seqlens_q``.
+        """
         offsets = self.offsets
         if offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != self.total:
-            raise ValueError(f"cu_seqlens: expected to start at 0, never decrease and end at {self.total} rows, "
-                             f"got {offsets[:4].tolist()} ... {offsets[-2:].tolist()}")
+            raise ValueError(f"cu_seqlens{suffix}: expected to start at 0, never decrease and end at {self.total} "
+                             f"rows, got {_abridged(offsets)}")
         if self.lengths.max(initial=0) > self.max_seqlen:
-            raise ValueError(f"max_seqlen: {self.max_seqlen} is below the longest length, {int(self.lengths.max())}")
+            raise ValueError(f"max_seqlen{suffix}: {self.max_seqlen} is below the longest length, "
+                             f"{int(self.lengths.max())}")
 
     def __repr__(self) -> str:
         return f"JaggedLayout(batch={self.batch}, total={self.total}, max_seqlen={self.max_seqlen}, {self.device})"
+
+
+def _abridged(offsets: np.ndarray) -> str:
+    values = [str(int(value)) for value in offsets]
+    return "[" + ", ".join(values if len(values) <= 8 else [*values[:4], "...", *values[-2:]]) + "]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,7 +30,7 @@ class JaggedProblem:
     head_dim: int
     dtype: torch.dtype
     softmax_scale: float
-    mask: Mask = Mask()
+    mask: Mask = field(default_factory=Mask)
     broadcast_q: bool = False
 
     @property

@@ -1,0 +1,90 @@
+"""Jagged attention as a differentiable function: dispatch in both directions, and what the backward keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from kernels import dispatch
+from kernels.implementation import Direction, Implementation
+from kernels.problem import JaggedProblem
+
+ALIGNMENT_BYTES = 16  # what vector loads and TMA need of a tensor's first element
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run one direction: ``impl`` is ``auto`` or a name; the rest as in `kernels.implementation`."""
+
+    impl: str = "auto"
+    schedule: str | None = None
+    options: object | None = None
+
+
+def packed(x: torch.Tensor) -> torch.Tensor:
+    """``x`` as kernels take it, contiguous and 16-byte aligned: itself if it already is, else a copy."""
+    x = x.contiguous()
+    return x if x.data_ptr() % ALIGNMENT_BYTES == 0 else x.clone()
+
+
+def jagged_attention(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, forward: Plan = Plan(),
+                     backward: Plan = Plan()) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(out, lse)`` of a validated problem, differentiable once with respect to q, k and v through ``out``.
+
+    Strided, expanded (stride-0) or misaligned inputs and gradients are copied first. Raises `NotImplementedError`
+    if no implementation, or not the one that the plan names, can run it: for the backward, when it is asked for.
+    """
+    return _JaggedAttention.apply(q, k, v, problem, forward, backward)
+
+
+class _JaggedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: JaggedProblem, forward: Plan,
+                backward: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = packed(q), packed(k), packed(v)
+        implementation = _choose(problem, "fwd", q.device, forward)
+        with _current(q.device):
+            out, lse = implementation.forward(problem, q, k, v, schedule=forward.schedule, options=forward.options)
+        ctx.problem, ctx.plan = problem, backward
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: torch.Tensor | None, _dlse: None) -> tuple[torch.Tensor | None, ...]:
+        if dout is None:
+            return (None,) * 6
+        q, k, v, out, lse = ctx.saved_tensors
+        implementation = _choose(ctx.problem, "bwd", q.device, ctx.plan)
+        with _current(q.device):
+            grads = implementation.backward(ctx.problem, q, k, v, out, lse, packed(dout), schedule=ctx.plan.schedule,
+                                            options=ctx.plan.options)
+        wanted = (grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False))
+        return (*wanted, None, None, None)
+
+
+def _choose(problem: JaggedProblem, direction: Direction, device: torch.device, plan: Plan) -> Implementation:
+    choice = dispatch.choose(problem, direction, device, plan.impl)
+    if choice.reason:
+        _log_once(f"{direction}: {choice.implementation.name}, because {choice.reason}")
+    return choice.implementation
+
+
+@functools.lru_cache(maxsize=256)
+def _log_once(message: str) -> None:
+    logger.info(message)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Makes a CUDA device current, as Triton launches on the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
