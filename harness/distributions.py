@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import Field, PrivateAttr, ValidationInfo, model_validator
 from scipy.special import ndtri
 
-from harness.errors import UserError
 from harness.length_files import read_lengths
 from harness.strict_model import StrictModel, problem
 
@@ -22,21 +21,15 @@ PositiveLength = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 
 
-def make_lengths(distribution: Distribution, batch: int | None, seed: int, role: Literal["q", "k"]) -> np.ndarray:
+def make_lengths(distribution: Distribution, batch: int, seed: int, role: Literal["q", "k"]) -> np.ndarray:
     """Lengths, int64 ``[batch]``, of a seed; queries and keys draw from independent streams.
 
-    ``batch=None`` takes all lengths of a `ListLengths` or `TraceLengths`. Raises `UserError` when ``batch`` is needed,
-    or more than there are.
+    Raises `ValueError` for a ``batch`` beyond `Base.available`.
     """
+    if distribution.available is not None and batch > distribution.available:
+        raise ValueError(f"batch: got {batch}, but {distribution.label} holds {distribution.available} lengths")
     rng = np.random.default_rng([seed, {"q": 0, "k": 1}[role]])
-    available = distribution.available
-    if batch is None and available is None:
-        raise UserError(f"missing; a {distribution.kind} distribution needs the number of sequences")
-    if batch is not None and available is not None and batch > available:
-        raise UserError(f"got {batch}, but the {distribution.kind} distribution holds {available} lengths")
-    count = batch if batch is not None else available
-    assert count is not None
-    return np.asarray(distribution.sample(rng, count), dtype=np.int64)
+    return np.asarray(distribution.sample(rng, batch), dtype=np.int64)
 
 
 class Base(StrictModel):
