@@ -13,6 +13,8 @@ from kernels.mask import Mask
 from kernels.problem import JaggedProblem
 from kernels.reference import attention_reference_backward
 
+FULL = Mask()
+
 
 @pytest.fixture
 def fake(monkeypatch):
@@ -21,7 +23,7 @@ def fake(monkeypatch):
     return implementation
 
 
-def make(broadcast_q=False, mask=Mask(), dtype=torch.float64):
+def make(broadcast_q=False, mask=FULL, dtype=torch.float64):
     layout_k = JaggedLayout.from_lengths([3, 0, 4])
     layout_q = JaggedLayout.from_lengths([2] * 3 if broadcast_q else [2, 3, 5])
     problem = JaggedProblem(layout_q, layout_k, 4, 2, 8, dtype, 0.4, mask, broadcast_q)

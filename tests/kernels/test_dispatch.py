@@ -47,14 +47,14 @@ def test_auto_says_why_it_passed_over(monkeypatch, problem):
 def test_nobody_left(monkeypatch, problem):
     install(monkeypatch, FakeImplementation("best", {"fwd": "needs sm_90"}),
             FakeImplementation("second", {"fwd": "dtype float64"}))
-    with pytest.raises(NotImplementedError, match="^best: needs sm_90; second: dtype float64$"):
+    with pytest.raises(NotImplementedError, match=r"^best: needs sm_90; second: dtype float64$"):
         dispatch.choose(problem, "fwd", CPU)
 
 
 def test_a_named_one_is_not_replaced(monkeypatch, problem):
     install(monkeypatch, FakeImplementation("best", {"fwd": "needs sm_90"}), FakeImplementation("second"))
     assert dispatch.choose(problem, "fwd", CPU, "second").reason == ""
-    with pytest.raises(NotImplementedError, match="^best: needs sm_90$"):
+    with pytest.raises(NotImplementedError, match=r"^best: needs sm_90$"):
         dispatch.choose(problem, "fwd", CPU, "best")
 
 

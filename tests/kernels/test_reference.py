@@ -18,13 +18,14 @@ from kernels.reference import (
     select_sequences,
 )
 
-MASKS = {"full": Mask(), "causal": Mask.make(True), "window": Mask(3, 2), "causal_window": Mask(4, 0),
+FULL = Mask()
+MASKS = {"full": FULL, "causal": Mask.make(True), "window": Mask(3, 2), "causal_window": Mask(4, 0),
          "right_only": Mask(None, 1)}
 LENGTHS = {"self": ([5, 0, 17, 1, 9], [5, 0, 17, 1, 9]), "cross": ([7, 3, 0, 12, 4], [2, 9, 6, 12, 0]),
            "short_kv": ([20, 31, 6], [4, 4, 4]), "all_empty": ([0, 0], [0, 0]), "none": ([], [])}
 
 
-def make(lengths_q, lengths_k, mask=Mask(), heads=(4, 2), head_dim=8, dtype=torch.float64, scale=0.3,
+def make(lengths_q, lengths_k, mask=FULL, heads=(4, 2), head_dim=8, dtype=torch.float64, scale=0.3,
          broadcast_q=False, seed=0):
     """``(problem, (q, k, v, dout))``."""
     problem = JaggedProblem(JaggedLayout.from_lengths(lengths_q), JaggedLayout.from_lengths(lengths_k), heads[0],
