@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from harness.config import BenchConfig, DeviceType, Hazard, Mode, SweepBlock, Window
+from harness.config import BenchConfig, DeviceType, Hazard, Mode, SweepBlock
 from harness.distributions import Base, make_lengths
 from harness.errors import UserError
 from kernels.mask import Mask
@@ -194,8 +194,8 @@ def _make_case(config: BenchConfig, index: int, block: SweepBlock, base_seed: in
     window = chosen["window"] or (None, None)
     if chosen["causal"] and window[1]:
         left = "null" if window[0] is None else window[0]
-        raise config.error((*where, "window"), f"got [{left}, {window[1]}] beside causal: true, which sees no later key",
-                           f"[{left}, 0], or causal: false")
+        text = f"got [{left}, {window[1]}] beside causal: true, which sees no later key"
+        raise config.error((*where, "window"), text, f"[{left}, 0], or causal: false")
     seed = base_seed + chosen["seed"]
     distributions = {key: chosen[key] for key in _LENGTH_KEYS[mode] if key != "len_q"}
     batch = _batch_of(config, where, chosen["batch"], distributions)
@@ -241,17 +241,13 @@ def _label(chosen: Mapping[str, Any], mode: str) -> str:
 
 def _slug(key: str, value: Any) -> str:
     """What a swept value adds to a case's name; nothing for a default."""
-    if key in ("lengths", "lengths_q", "lengths_k"):
-        return {"lengths": "", "lengths_q": "q_", "lengths_k": "kv_"}[key] + value.slug
-    if key in ("causal", "window", "hazard"):
-        return {"causal": "causal" if value else "", "window": _window_slug(value),
-                "hazard": "" if value == "none" else str(value)}[key]
-    prefix = {"len_q": "q", "batch": "b", "num_heads_q": "h", "num_heads_kv": "kvh", "head_dim": "d", "seed": "seed"}
-    return prefix.get(key, "") + str(value)
-
-
-def _window_slug(window: Window | None) -> str:
-    if window in (None, (None, None)):
-        return ""
-    assert window is not None
-    return "w" + "_".join("inf" if bound is None else str(bound) for bound in window)
+    if key == "window":
+        bounds = ["inf" if bound is None else str(bound) for bound in value or ()]
+        return "" if bounds in ([], ["inf", "inf"]) else "w" + "_".join(bounds)
+    if key == "causal":
+        return "causal" if value else ""
+    if key == "hazard":
+        return "" if value == "none" else value
+    prefixes = {"lengths_q": "q_", "lengths_k": "kv_", "len_q": "q", "batch": "b", "num_heads_q": "h",
+                "num_heads_kv": "kvh", "head_dim": "d", "seed": "seed"}
+    return prefixes.get(key, "") + (value.slug if isinstance(value, Base) else str(value))

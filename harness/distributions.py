@@ -106,7 +106,8 @@ class UniformLengths(Base):
         return 1 if self.min is None else self.min
 
     def _names(self) -> tuple[str, str]:
-        return f"U[{self.low},{self.max}]", f"u{self.max}" if self.low == 1 else f"u{self.low}to{self.max}"
+        slug = f"u{self.max}" if self.low == 1 else f"u{self.low}to{self.max}"
+        return f"U[{self.low},{self.max}]", slug if self.density is None else f"u{self.max}density{self.density:g}"
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return self.low + np.floor(rng.random(count) * (self.max - self.low + 1)).astype(np.int64)
@@ -123,7 +124,7 @@ class PowerLengths(Base):
     density: float = Field(strict=True, gt=0, lt=1, description="mean length over `max`, between 0 and 1")
 
     def _names(self) -> tuple[str, str]:
-        return f"power({self.density:g})<={self.max}", f"power{self.density:g}of{self.max}"
+        return f"power({self.density:g})<={self.max}", f"power{self.max}density{self.density:g}"
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         share = (1 - rng.random(count)) ** ((1 - self.density) / self.density)
@@ -190,7 +191,7 @@ class ZipfLengths(Base):
         return self
 
     def _names(self) -> tuple[str, str]:
-        return f"zipf({self.exponent:g})[{self.min},{self.max}]", f"zipf{self.exponent:g}of{self.max}"
+        return f"zipf({self.exponent:g})[{self.min},{self.max}]", f"zipf{self.max}exponent{self.exponent:g}"
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         cumulative = np.cumsum(np.arange(self.min, self.max + 1, dtype=np.float64) ** -self.exponent)
