@@ -19,6 +19,12 @@ class Results:
     lse: torch.Tensor | None = None
     grads: tuple[torch.Tensor, ...] | None = None
 
+    def outputs(self) -> Outputs:
+        """The same, as results to compare."""
+        dq, dk, dv = self.grads or (None, None, None)
+        out, lse = (None if tensor is None else tensor.detach() for tensor in (self.out, self.lse))
+        return Outputs(out, lse, dq, dk, dv)
+
 
 def gradients(outputs: list[torch.Tensor], leaves: list[torch.Tensor],
               douts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -36,17 +42,11 @@ class AutogradOperation(Operation):
     Subclasses keep kernel-scope results as they come and turn them into packed ones in `kernel_outputs`.
     """
 
-    def __init__(self, inputs: Inputs, impl: dict[str, str]) -> None:
+    def __init__(self, inputs: Inputs) -> None:
         self.inputs = inputs
         self.problem = inputs.problem
-        self._impl = impl
         self._leaves = [tensor.detach().requires_grad_() for tensor in (inputs.q, inputs.k, inputs.v)]
         self._operation = Results()
-
-    @property
-    def impl(self) -> dict[str, str]:
-        """One token for each direction."""
-        return self._impl
 
     @abstractmethod
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -78,7 +78,4 @@ class AutogradOperation(Operation):
             return kernel
         if scope == "kernel":
             raise RuntimeError("outputs: forward_kernel was not run")
-        done = self._operation
-        dq, dk, dv = done.grads or (None, None, None)
-        out, lse = (None if tensor is None else tensor.detach() for tensor in (done.out, done.lse))
-        return Outputs(out, lse, dq, dk, dv)
+        return self._operation.outputs()

@@ -109,8 +109,8 @@ def attend_padded(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: t
 class PaddedOperation(AutogradOperation):
     """Kernel scope: SDPA alone, on tensors that were padded before. Padding and unpadding are operation scope."""
 
-    def __init__(self, inputs: Inputs, impl: dict[str, str]) -> None:
-        super().__init__(inputs, impl)
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
         problem = inputs.problem
         self._visible, blind = padded_mask(problem)
         self._padded = [tensor.detach().requires_grad_() for tensor in self._pad_inputs(inputs.q, inputs.k, inputs.v)]
@@ -128,6 +128,12 @@ class PaddedOperation(AutogradOperation):
         else:
             padded_q = pad(q, problem.layout_q)
         return padded_q, *(repeat_heads(problem, pad(tensor, problem.layout_k)) for tensor in (k, v))
+
+    @property
+    def impl(self) -> dict[str, str]:
+        """Whether KV heads are repeated for grouped heads."""
+        token = "sdpa/repeat_kv" if self.problem.group_size > 1 else "sdpa"
+        return {"fwd": token, "bwd": token}
 
     def forward_kernel(self) -> None:
         """SDPA."""
@@ -189,5 +195,4 @@ class PaddedBackend(Backend):
 
     def prepare(self, inputs: Inputs) -> Operation:
         """See `PaddedOperation`."""
-        token = "sdpa/repeat_kv" if inputs.problem.group_size > 1 else "sdpa"
-        return PaddedOperation(inputs, {"fwd": token, "bwd": token})
+        return PaddedOperation(inputs)

@@ -79,8 +79,8 @@ def attend_piece(problem: JaggedProblem, piece: Piece, q: torch.Tensor, k: torch
 class LoopOperation(AutogradOperation):
     """Kernel scope: the SDPA calls alone, on views of the packed tensors, with masks made beforehand."""
 
-    def __init__(self, inputs: Inputs, impl: dict[str, str]) -> None:
-        super().__init__(inputs, impl)
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs)
         problem = inputs.problem
         self._pieces = split(problem, problem.layout_q.offsets.tolist(), problem.layout_k.offsets.tolist())
         self._piece_leaves = [
@@ -89,6 +89,12 @@ class LoopOperation(AutogradOperation):
         self._douts = [inputs.dout[piece.out_rows] for piece in self._pieces]
         self._outs: list[torch.Tensor] | None = None
         self._grads: tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def impl(self) -> dict[str, str]:
+        """Grouped heads go through another of SDPA's kernels."""
+        token = "loop/gqa" if self.problem.group_size > 1 else "loop"
+        return {"fwd": token, "bwd": token}
 
     def forward_kernel(self) -> None:
         """SDPA of every piece."""
@@ -151,5 +157,4 @@ class LoopBackend(Backend):
 
     def prepare(self, inputs: Inputs) -> Operation:
         """See `LoopOperation`."""
-        token = "loop/gqa" if inputs.problem.group_size > 1 else "loop"
-        return LoopOperation(inputs, {"fwd": token, "bwd": token})
+        return LoopOperation(inputs)
