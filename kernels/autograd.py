@@ -41,7 +41,10 @@ def jagged_attention(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v
 
     Strided, expanded (stride-0) or misaligned inputs and gradients are copied first. Raises `NotImplementedError`
     if no implementation, or not the one that the plan names, can run it: for the backward, when it is asked for.
+    Under `torch.compile` it runs as it is, between two graphs.
     """
+    if torch.compiler.is_compiling():  # decorating instead would import all of the compiler along with this module
+        return torch.compiler.disable(_JaggedAttention.apply)(q, k, v, problem, forward, backward)
     return _JaggedAttention.apply(q, k, v, problem, forward, backward)
 
 

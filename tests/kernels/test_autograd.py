@@ -131,3 +131,17 @@ def test_a_missing_backward_is_told_when_asked_for(monkeypatch):
     out, _ = jagged_attention(problem, q, k, v, Plan("best"), Plan("best"))
     with pytest.raises(NotImplementedError, match="best: no backward yet"):
         out.sum().backward()
+
+
+def test_under_torch_compile(fake):
+    problem, q, k, v = make()
+
+    def step(q, k, v):
+        return jagged_attention(problem, q * 2, k, v)[0] + 1
+
+    expected = step(q, k, v)
+    grads = torch.autograd.grad(expected.sum(), (q, k, v))
+    got = torch.compile(step, backend="eager")(q, k, v)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), (q, k, v)), grads)
+    assert len(fake.calls) == 4
