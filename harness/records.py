@@ -320,12 +320,12 @@ def load_samples(path: Path | str, *, drop_cut_line: bool = False) -> list[Sampl
     path, samples = Path(path), []
     for number, cells in _read_rows(path, SAMPLE_COLUMNS, drop_cut_line):
         try:
+            clock, power, temperature = (float(cells[name]) if cells[name] else None
+                                         for name in ("sm_clock_mhz", "power_w", "temperature_c"))
             samples.append(Sample(
                 cells["run_id"], cells["case_id"], cells["backend"], cells["direction"], cells["scope"],
-                int(cells["block"]), int(cells["index"]), float(cells["latency_ms"]),
-                *(float(cells[name]) if cells[name] else None
-                  for name in ("sm_clock_mhz", "power_w", "temperature_c")),
-                throttle=cells["throttle"]))
+                int(cells["block"]), int(cells["index"]), float(cells["latency_ms"]), clock, power, temperature,
+                cells["throttle"]))
         except ValueError as error:
             raise UserError(f"{path}: line {number}: {error}") from error
     return samples

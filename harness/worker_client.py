@@ -1,0 +1,166 @@
+"""`WorkerClient`: starts a worker process, asks it things with a deadline, and says how it ended if it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harness.environment import ROOT
+from harness.records import Status
+
+START_TIMEOUT_S = 300.0  # for importing torch and a backend's packages on a busy machine
+EXIT_BROKEN_DEVICE = 70
+MESSAGE_LENGTH = 400
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class WorkerError(Exception):
+    """The worker answered that a command failed; it goes on."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+class WorkerLost(WorkerError):
+    """The worker hung and was killed, or died; `WorkerClient.start` makes a new one."""
+
+
+class WorkerClient:
+    """One worker process at a time for one backend; see `harness.worker` for the commands.
+
+    ``timeout_s`` is the longest that a worker may stay silent: events start it anew. Not for use from several
+    threads at once, but different clients may be.
+    """
+
+    def __init__(self, backend: str, options: Mapping[str, Any], device: str, environment: Mapping[str, str],
+                 log_path: Path, timeout_s: float) -> None:
+        self._hello = {"backend": backend, "options": dict(options), "device": device}
+        self._environment = dict(environment)
+        self._log_path = log_path
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._answers: queue.Queue[str | None] = queue.Queue()
+
+    @property
+    def running(self) -> bool:
+        """Whether a process was started and hasn't been closed, killed or lost."""
+        return self._process is not None
+
+    def start(self) -> dict[str, Any]:
+        """Start the process and greet it; returns the reply of ``hello``. Raises `WorkerError` or `WorkerLost`."""
+        self.kill()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        environment = {**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)}
+        with self._log_path.open("a", encoding="utf-8") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "harness.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                env=environment, text=True, encoding="utf-8", start_new_session=True)  # Ctrl-C is for the parent
+        self._process, self._answers = process, queue.Queue()
+        threading.Thread(target=_pump, args=(process, self._answers), daemon=True).start()
+        return self.call("hello", timeout_s=START_TIMEOUT_S, **self._hello)
+
+    def call(self, command: str, on_event: OnEvent | None = None, timeout_s: float | None = None,
+             **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its reply; events on the way go to ``on_event``, in this thread.
+
+        Raises `WorkerError` when the command failed, `WorkerLost` when the process is gone (status `hang` or `crash`).
+        """
+        process = self._process
+        if process is None or process.stdin is None:
+            raise WorkerLost(Status.CRASH, "its worker process was stopped")
+        limit = timeout_s or self._timeout_s
+        doing = command
+        try:
+            process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
+            process.stdin.flush()
+        except OSError:
+            pass  # it died; the answer says so
+        while True:
+            try:
+                line = self._answers.get(timeout=limit)
+            except queue.Empty:
+                self.kill()
+                raise WorkerLost(Status.HANG, f"no answer for {limit:g} s ({doing}); killed") from None
+            if line is None:
+                raise WorkerLost(Status.CRASH, f"its worker process {self._ending()} ({doing})")
+            answer = json.loads(line)
+            if "reply" in answer:
+                return answer["reply"]
+            if "error" in answer:
+                raise WorkerError(Status(answer["error"]["status"]), one_line(answer["error"]["message"]))
+            if answer["event"] == "stage":
+                doing = " ".join(filter(None, (answer["doing"], answer["direction"], answer["scope"])))
+            if on_event:
+                on_event(answer)
+
+    def kill(self) -> None:
+        """End the process and its children at once; nothing to do if there is none."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # ended by itself
+        process.wait()
+        if process.stdin:
+            try:
+                process.stdin.close()
+            except OSError:
+                pass  # an unsent command
+
+    def _ending(self) -> str:
+        """How the process ended, with the last telling line that it printed."""
+        process = self._process
+        assert process is not None
+        code = process.wait()
+        self.kill()
+        if code < 0:
+            text = f"was killed by {signal.Signals(-code).name}"
+        elif code == EXIT_BROKEN_DEVICE:
+            text = "left a broken CUDA context"
+        else:
+            text = f"exited with code {code}"
+        last = last_log_line(self._log_path)
+        return f"{text}; its last words: {last}" if last else text
+
+
+def last_log_line(path: Path) -> str:
+    """The last line of a log that tells of an error, else its last line; empty if there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 20_000))
+        lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "rror" in line]
+    return one_line((telling or lines or [""])[-1])
+
+
+def one_line(text: str) -> str:
+    """Text fit for a record: one line, not too long, without this machine's folders."""
+    for folder in (str(ROOT), str(Path.home())):
+        if len(folder) > 1:
+            text = text.replace(folder, "~")
+    text = " ".join(text.split())
+    return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 3] + "..."
+
+
+def _pump(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
+    """Moves lines from the process to the queue; None at its end."""
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            answers.put(line)
+    except ValueError:
+        pass  # closed while reading
+    finally:
+        answers.put(None)
+        process.stdout.close()
