@@ -84,6 +84,12 @@ class Case:
         """The longest key sequence; 0 without any."""
         return int(self.lengths_k.max(initial=0))
 
+    @property
+    def density(self) -> float | None:
+        """Mean over maximum length: of the queries, of the keys for broadcast-Q; None when all are empty."""
+        lengths = self.lengths_k if self.broadcast_q else self.lengths_q
+        return float(lengths.mean() / lengths.max()) if lengths.max(initial=0) > 0 else None
+
     @cached_property
     def visible_pairs(self) -> int:
         """Number of (query, key) pairs that the mask leaves, over all sequences; per head."""

@@ -20,6 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from scipy.stats import gmean
 
 from harness import plot_parts as parts
+from harness.units import throughput_unit
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ def _throughput(rows: pd.DataFrame) -> Figure | str:
     timed = rows[rows["status"] == "ok"]
     if timed.empty:
         return "no row was timed"
-    best = timed["tflops"].max()
-    factor, unit = next(((f, u) for f, u in ((1.0, "TFLOP/s"), (1e3, "GFLOP/s")) if best * f >= 1), (1e6, "MFLOP/s"))
+    factor, unit = throughput_unit(timed["tflops"].max())
     rows = rows.assign(
         value=rows["tflops"] * factor,
         low=rows["flops"] / rows["latency_ms_ci_high"] / 1e9 * factor,
