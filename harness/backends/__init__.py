@@ -1,0 +1,1 @@
+"""Attention implementations behind one interface, by registry key."""

@@ -19,6 +19,12 @@ class Results:
     lse: torch.Tensor | None = None
     grads: tuple[torch.Tensor, ...] | None = None
 
+    def saved(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(out, lse)`` for a backward. Raises `RuntimeError` before the forward."""
+        if self.out is None or self.lse is None:
+            raise RuntimeError("backward_kernel: call forward_kernel first")
+        return self.out, self.lse
+
     def outputs(self) -> Outputs:
         """The same, as results to compare."""
         dq, dk, dv = self.grads or (None, None, None)
@@ -50,7 +56,7 @@ class AutogradOperation(Operation):
 
     @abstractmethod
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Packed ``(out, lse or None)`` from packed inputs and device offsets, as a user's training step computes it."""
+        """Packed ``(out, lse or None)`` from packed inputs and device offsets, as a user computes it in training."""
 
     @abstractmethod
     def kernel_outputs(self) -> Outputs | None:

@@ -90,7 +90,7 @@ class JaggedOperation(AutogradOperation):
                                                            options.implementation)
             except NotImplementedError as error:
                 self._refusals[direction] = str(error)
-        self._packed = [packed(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
+        self._packed = packed(inputs.q), packed(inputs.k), packed(inputs.v)
         self._dout = packed(inputs.dout)
         self._kernel = Results()
 
@@ -115,8 +115,7 @@ class JaggedOperation(AutogradOperation):
     def backward_kernel(self) -> None:
         """The backward kernels."""
         choice, plan = self._chosen("bwd")
-        out, lse = self._kernel.out, self._kernel.lse
-        assert out is not None and lse is not None, "call forward_kernel first"
+        out, lse = self._kernel.saved()
         self._kernel.grads = None
         self._kernel.grads = choice.implementation.backward(
             self.problem, *self._packed, out, lse, self._dout, schedule=plan.schedule, options=plan.options)
@@ -126,7 +125,8 @@ class JaggedOperation(AutogradOperation):
         problem, mask = self.problem, self.problem.mask
         cu_seqlens_k = problem.layout_k.cu_seqlens
         shared = self.inputs.case.mode == "self"
-        switches = {direction: plan.options for direction, plan in self._plans.items() if plan.options is not None}
+        switches: dict[str, object] = {direction: plan.options for direction, plan in self._plans.items()
+                                       if plan.options is not None}
         out = jagged_flash_attention(
             q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=problem.layout_k.max_seqlen,
             cu_seqlens_q=None if problem.broadcast_q else cu_seqlens_k if shared else problem.layout_q.cu_seqlens,
@@ -140,7 +140,7 @@ class JaggedOperation(AutogradOperation):
         """The kernels' own results."""
         return None if self._kernel.out is None else self._kernel.outputs()
 
-    def _chosen(self, direction: str) -> tuple[dispatch.Choice, Plan]:
+    def _chosen(self, direction: Direction) -> tuple[dispatch.Choice, Plan]:
         if direction not in self._choices:
             raise Unsupported(self._refusals[direction])
         return self._choices[direction], self._plans[direction]

@@ -66,7 +66,7 @@ def bounds(layout: JaggedLayout) -> int:
 def pad(packed: torch.Tensor, layout: JaggedLayout) -> torch.Tensor:
     """``[total, H, D] -> [B, bounds(layout), H, D]``, differentiable."""
     rows = padded_rows(layout.cu_seqlens, layout.total, bounds(layout))
-    return Pad.apply(packed, rows, layout.batch, bounds(layout))  # type: ignore[no-any-return]
+    return Pad.apply(packed, rows, layout.batch, bounds(layout))
 
 
 def padded_mask(problem: JaggedProblem) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,14 +120,11 @@ class PaddedOperation(AutogradOperation):
         self._out: torch.Tensor | None = None
         self._grads: tuple[torch.Tensor, ...] | None = None
 
-    def _pad_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _pad_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
         """Padded ``q, k, v``; a shared Q is a view, and grouped heads are repeated."""
         problem = self.problem
-        if problem.broadcast_q:
-            padded_q = q.expand(problem.batch, *q.shape)
-        else:
-            padded_q = pad(q, problem.layout_q)
-        return padded_q, *(repeat_heads(problem, pad(tensor, problem.layout_k)) for tensor in (k, v))
+        padded_q = q.expand(problem.batch, *q.shape) if problem.broadcast_q else pad(q, problem.layout_q)
+        return [padded_q, *(repeat_heads(problem, pad(tensor, problem.layout_k)) for tensor in (k, v))]
 
     @property
     def impl(self) -> dict[str, str]:
@@ -139,7 +136,8 @@ class PaddedOperation(AutogradOperation):
         """SDPA."""
         self._out = self._grads = None
         with torch.enable_grad():
-            self._out = attend_padded(self.problem, *self._padded, self._visible)
+            q, k, v = self._padded
+            self._out = attend_padded(self.problem, q, k, v, self._visible)
 
     def backward_kernel(self) -> None:
         """SDPA's backward, through autograd."""
@@ -151,7 +149,8 @@ class PaddedOperation(AutogradOperation):
         """Pads, makes the mask, calls SDPA, unpads, and zeroes what saw no key."""
         layout_q = self.problem.layout_q
         visible, blind = padded_mask(self.problem)
-        out = attend_padded(self.problem, *self._pad_inputs(q, k, v), visible)
+        padded_q, padded_k, padded_v = self._pad_inputs(q, k, v)
+        out = attend_padded(self.problem, padded_q, padded_k, padded_v, visible)
         rows = padded_rows(layout_q.cu_seqlens, layout_q.total, bounds(layout_q))
         return Unpad.apply(out, rows).masked_fill(blind.flatten()[rows][:, None, None], 0), None
 

@@ -42,9 +42,9 @@ def create(key: str, options: Mapping[str, object] | None = None) -> Backend:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(["options", *map(str, problem["loc"])])
-        allowed = ", ".join(model.model_fields) or "none"
-        got = "" if problem["type"] == "extra_forbidden" else f", got {problem['input']!r}"
-        what = "no such option" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, ")
-        raise UserError(f"backend {key}: {where}: {what}{got}; allowed options: {allowed}") from None
-    except ValueError as error:
-        raise UserError(f"backend {key}: options: {error}") from None
+        if problem["type"] == "extra_forbidden":
+            what = f"no such option; allowed: {', '.join(model.model_fields) or 'none'}"
+        else:
+            got = f", got {problem['input']!r}" if problem["loc"] else ""
+            what = problem["msg"].removeprefix("Value error, ") + got
+        raise UserError(f"backend {key}: {where}: {what}") from None
