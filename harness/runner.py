@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from harness.cases import Case
+import torch
+
+from harness.cases import Case, expand
+from harness.config import BackendConfig, BenchConfig
+from harness.environment import describe_checkout
+from harness.errors import UserError
+from harness.fleet import Fleet, Member
+from harness.flops import Ceilings
+from harness.measurement import check_case, time_case
 from harness.records import Record, Status
+from harness.rows import RIVAL, Row, RunFacts, make_record, make_samples
+from harness.run_files import Earlier, RunFiles, open_earlier, open_new, write_facts
+from harness.worker_client import WorkerError
 
-if TYPE_CHECKING:
-    from harness.config import BenchConfig
+RUNS = Path("results/runs")
 
 
 @dataclass(frozen=True)
@@ -78,4 +88,126 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
     status. Ctrl-C ends the run early, keeps the cases that are complete and sets `RunResult.interrupted`.
     Raises `UserError` for what the user can mend: unknown case, backend or device, a directory of another config.
     """
-    raise NotImplementedError
+    listener = listener or Listener()
+    device = choose_device(options.device)
+    all_cases = expand(config)
+    cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)
+    files, earlier = _open_files(config, options)
+    run_id = earlier.run_id or files.out_dir.name
+    records = list(earlier.records)
+    interrupted = False
+    with Fleet(config, device, files.log_dir, backends) as fleet:
+        try:
+            todo = [(case, left) for case in cases
+                    if (left := [member for member in fleet.members
+                                 if (case.case_id, member.label) not in earlier.groups])]
+            listener.started(run_id, files.out_dir, [case for case, _ in todo],
+                             sum(len(left) for _, left in todo) * len(config.directions) * len(config.scopes))
+            facts = _start(fleet, config, files, run_id, all_cases, earlier, listener)
+            for case, members in todo:
+                records += _run_case(fleet, case, members, config, files, facts, earlier, listener)
+        except KeyboardInterrupt:
+            interrupted = True
+    result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
+                       interrupted)
+    listener.finished(result)
+    return result
+
+
+def _run_case(fleet: Fleet, case: Case, members: Sequence[Member], config: BenchConfig, files: RunFiles,
+              facts: RunFacts, earlier: Earlier, listener: Listener) -> list[Record]:
+    """Correctness, then timing, then records on disk."""
+    rows = {member: [Row(direction, scope) for direction in config.directions for scope in config.scopes]
+            for member in members}
+    listener.case_started(case)
+    check_case(fleet, case, rows, config, lambda member: listener.prepared(
+        case, member.label, {row.key: row.status or Status.CRASH for row in rows[member]}))
+    time_case(fleet, case, rows, config.timing, lambda member, row: listener.block_timed(
+        case, member.label, row.direction, row.scope, len(row.latencies_ms)))
+    rival_ms = {row.key: row.latencies_ms for member in members if member.label == RIVAL for row in rows[member]}
+    records = [
+        make_record(facts, member.facts(fleet.environment), case, row,
+                    rival_ms.get(row.key) or earlier.latencies_ms(case.case_id, RIVAL, *row.key))
+        for member in members for row in rows[member]]
+    files.append(records, [sample for member in members for row in rows[member]
+                           for sample in make_samples(facts.run_id, member.label, case, row)])
+    listener.case_finished(case, records)
+    return records
+
+
+def _open_files(config: BenchConfig, options: RunOptions) -> tuple[RunFiles, Earlier]:
+    if options.resume and options.out_dir is None:
+        raise UserError("--resume: needs --out, the directory of the run to go on with")
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    files = RunFiles(options.out_dir or RUNS / f"{config.name}-{stamp}", config.name)
+    if options.resume:
+        return files, open_earlier(files, config)
+    open_new(files)
+    return files, Earlier(f"{config.name}-{stamp}")
+
+
+def _start(fleet: Fleet, config: BenchConfig, files: RunFiles, run_id: str, cases: Sequence[Case], earlier: Earlier,
+           listener: Listener) -> RunFacts:
+    """Start the workers, measure the ceilings, and write down what the run runs on."""
+    fleet.start()
+    for member in fleet.members:
+        if member.problem:
+            listener.note(f"{member.label}: {member.problem[0].value}: {member.problem[1]}")
+    device = fleet.environment
+    if earlier.gpu is not None and device.gpu != earlier.gpu:
+        raise UserError(f"{files.json_path}: device: the run is of {earlier.gpu}, this machine has {device.gpu}; "
+                        "start anew in another --out")
+    ceilings = earlier.ceilings or _measure_ceilings(fleet, listener)
+    checkout = describe_checkout()
+    if earlier.gpu is None:
+        backends = [{"name": member.label, "version": member.version,
+                     "problem": f"{member.problem[0].value}: {member.problem[1]}" if member.problem else ""}
+                    for member in fleet.members]
+        write_facts(files, run_id, config, device, checkout, ceilings, backends, cases)
+    cache = "cold" if config.timing.cold_l2 else "warm"
+    return RunFacts(run_id, config.config_hash, cache, checkout, ceilings)
+
+
+def _measure_ceilings(fleet: Fleet, listener: Listener) -> Ceilings | None:
+    for member in fleet.able[:1]:
+        try:
+            return member.ceilings()
+        except WorkerError as error:
+            listener.note(f"ceilings: not measured, so there are no floors: {error.message}")
+    return None
+
+
+def choose_device(name: str | None) -> str:
+    """A device by name, by default the GPU if there is one. Raises `UserError` for one that isn't there."""
+    gpus = torch.cuda.device_count()
+    if name is None:
+        return "cuda" if gpus else "cpu"
+    allowed = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{index}" for index in range(gpus))]
+    if name not in allowed:
+        raise UserError(f"device: there is no {name!r} here; allowed: {', '.join(allowed)}")
+    return name
+
+
+def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Case]:
+    """Cases by id or name, in the config's order. Raises `UserError` for an unknown one, and for two that are one."""
+    by_id: dict[str, Case] = {}
+    for case in cases:
+        if (same := by_id.setdefault(case.case_id, case)) is not case:
+            raise UserError(f"cases: {same.name!r} and {case.name!r} are the same case ({case.case_id}); drop one")
+    if wanted is None:
+        return list(cases)
+    names = [name for case in cases for name in (case.case_id, case.name)]
+    for name in wanted:
+        if name not in names:
+            raise UserError(f"case: no such case {name!r}; allowed: "
+                            f"{', '.join(f'{case.name} ({case.case_id})' for case in cases)}")
+    return [case for case in cases if case.case_id in wanted or case.name in wanted]
+
+
+def choose_backends(config: BenchConfig, wanted: Sequence[str] | None) -> list[BackendConfig]:
+    """Backends by their names in the config, in its order. Raises `UserError` for an unknown one."""
+    names = [backend.name for backend in config.backends]
+    for name in wanted or ():
+        if name not in names:
+            raise UserError(f"backend: the config has no backend {name!r}; allowed: {', '.join(names)}")
+    return [backend for backend in config.backends if wanted is None or backend.name in wanted]

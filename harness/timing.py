@@ -34,6 +34,7 @@ SPIN_CYCLES_PER_SECOND = 2.0e9  # at least the SM clock of any supported GPU, so
 SPIN_MARGIN = 1.5
 SPIN_MIN_SECONDS = 20e-6
 SPIN_MAX_SECONDS = 0.05
+EVENT_RESOLUTION_MS = 5e-4  # two CUDA events closer than this may read as simultaneous
 QUEUE_DEPTH = 16  # samples enqueued before the host waits: far below the depth at which launches block
 
 
@@ -108,7 +109,7 @@ class Timer:
         call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end)
+        return _elapsed_ms(start, end)
 
     def _samples_host_ahead(self, call: Call, n: int, cold: bool, spin_cycles: int) -> list[float]:
         pairs = [(_event(), _event()) for _ in range(n)]
@@ -120,7 +121,7 @@ class Timer:
             call()
             end.record()
         self._synchronize()
-        return [start.elapsed_time(end) for start, end in pairs]
+        return [_elapsed_ms(start, end) for start, end in pairs]
 
     def _enqueue_seconds(self, call: Call) -> float:
         """Longest of three host times to enqueue one sample on an idle device, within the spin's bounds."""
@@ -143,6 +144,10 @@ class Timer:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
+
+
+def _elapsed_ms(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return max(start.elapsed_time(end), EVENT_RESOLUTION_MS)
 
 
 @contextmanager

@@ -36,8 +36,8 @@ from harness.inputs import Inputs, make_inputs
 from harness.records import Status
 from harness.telemetry import Monitor, merge
 from harness.timing import BlockPlan, Timer
+from harness.worker_client import EXIT_BROKEN_DEVICE
 
-EXIT_BROKEN_DEVICE = 70
 RowKey = tuple[str, str]  # direction, scope
 Emit = Callable[[dict[str, Any]], None]
 
@@ -294,7 +294,7 @@ def is_broken(session: Session) -> bool:
 def row_event(direction: str, scope: str, status: Status, message: str, impl: str = "",
               verdict: Verdict | None = None, compile_s: float | None = None,
               peak_mib: float | None = None) -> dict[str, Any]:
-    """What became of a row; `harness.case_runner` reads it."""
+    """What became of a row; `harness.fleet` reads it."""
     return {"event": "row", "direction": direction, "scope": scope, "status": status.value, "message": message,
             "impl": impl, "errors": dict(verdict.errors) if verdict else {},
             "share": verdict.share if verdict else None, "compile_s": compile_s, "peak_memory_mib": peak_mib}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -44,10 +45,13 @@ class WorkerClient:
 
     def __init__(self, backend: str, options: Mapping[str, Any], device: str, environment: Mapping[str, str],
                  log_path: Path, timeout_s: float) -> None:
-        self._hello = {"backend": backend, "options": dict(options), "device": device}
+        self._hello: dict[str, Any] = {"backend": backend, "options": dict(options), "device": device}
         self._environment = dict(environment)
         self._log_path = log_path
         self._timeout_s = timeout_s
+        self._log_start = 0
+        self._closed = False
+        self._lock = threading.Lock()  # between `close` and a start in another thread
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
 
@@ -59,15 +63,26 @@ class WorkerClient:
     def start(self) -> dict[str, Any]:
         """Start the process and greet it; returns the reply of ``hello``. Raises `WorkerError` or `WorkerLost`."""
         self.kill()
+        with self._lock:
+            if self._closed:
+                raise WorkerLost(Status.CRASH, "its worker process was stopped")
+            self._process = process = self._spawn()
+        self._answers = queue.Queue()
+        threading.Thread(target=_pump, args=(process, self._answers), daemon=True).start()
+        try:
+            return self.call("hello", timeout_s=START_TIMEOUT_S, **self._hello)
+        except WorkerError:
+            self.kill()
+            raise
+
+    def _spawn(self) -> subprocess.Popen[str]:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
         environment = {**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)}
         with self._log_path.open("a", encoding="utf-8") as log:
-            process = subprocess.Popen(
+            self._log_start = log.tell()
+            return subprocess.Popen(
                 [sys.executable, "-m", "harness.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env=environment, text=True, encoding="utf-8", start_new_session=True)  # Ctrl-C is for the parent
-        self._process, self._answers = process, queue.Queue()
-        threading.Thread(target=_pump, args=(process, self._answers), daemon=True).start()
-        return self.call("hello", timeout_s=START_TIMEOUT_S, **self._hello)
 
     def call(self, command: str, on_event: OnEvent | None = None, timeout_s: float | None = None,
              **arguments: Any) -> dict[str, Any]:
@@ -92,7 +107,7 @@ class WorkerClient:
                 self.kill()
                 raise WorkerLost(Status.HANG, f"no answer for {limit:g} s ({doing}); killed") from None
             if line is None:
-                raise WorkerLost(Status.CRASH, f"its worker process {self._ending()} ({doing})")
+                raise WorkerLost(Status.CRASH, f"its worker process {self._ending(process)} ({doing})")
             answer = json.loads(line)
             if "reply" in answer:
                 return answer["reply"]
@@ -108,21 +123,21 @@ class WorkerClient:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError):  # ended by itself
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # ended by itself
         process.wait()
         if process.stdin:
-            try:
+            with contextlib.suppress(OSError):  # an unsent command
                 process.stdin.close()
-            except OSError:
-                pass  # an unsent command
 
-    def _ending(self) -> str:
+    def close(self) -> None:
+        """`kill` for good: no other process will be started."""
+        with self._lock:
+            self._closed = True
+        self.kill()
+
+    def _ending(self, process: subprocess.Popen[str]) -> str:
         """How the process ended, with the last telling line that it printed."""
-        process = self._process
-        assert process is not None
         code = process.wait()
         self.kill()
         if code < 0:
@@ -131,14 +146,14 @@ class WorkerClient:
             text = "left a broken CUDA context"
         else:
             text = f"exited with code {code}"
-        last = last_log_line(self._log_path)
+        last = last_log_line(self._log_path, self._log_start)
         return f"{text}; its last words: {last}" if last else text
 
 
-def last_log_line(path: Path) -> str:
-    """The last line of a log that tells of an error, else its last line; empty if there is none."""
+def last_log_line(path: Path, start: int = 0) -> str:
+    """The last line after byte ``start`` of a log that tells of an error, else its last one; empty without lines."""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 20_000))
+        file.seek(max(start, path.stat().st_size - 20_000))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     telling = [line for line in lines if "rror" in line]
     return one_line((telling or lines or [""])[-1])

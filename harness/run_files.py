@@ -1,0 +1,136 @@
+"""The files of a run, and what a resumed run takes over from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.cases import Case
+from harness.config import BenchConfig
+from harness.environment import Checkout, DeviceEnvironment
+from harness.errors import UserError
+from harness.flops import Ceilings
+from harness.records import (
+    SCHEMA_VERSION,
+    Record,
+    Sample,
+    append_records,
+    append_samples,
+    load_records,
+    load_samples,
+    replace_records,
+    replace_samples,
+)
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run writes: records, raw samples, what it ran on, and the workers' logs."""
+
+    out_dir: Path
+    name: str
+
+    @property
+    def csv_path(self) -> Path:
+        """The records."""
+        return self.out_dir / f"{self.name}.csv"
+
+    @property
+    def samples_path(self) -> Path:
+        """The raw samples."""
+        return self.out_dir / f"{self.name}.samples.csv"
+
+    @property
+    def json_path(self) -> Path:
+        """Environment, ceilings, resolved config, cases with their lengths."""
+        return self.out_dir / f"{self.name}.run.json"
+
+    @property
+    def log_dir(self) -> Path:
+        """What each worker printed."""
+        return self.out_dir / "logs"
+
+    def append(self, records: Sequence[Record], samples: Iterable[Sample]) -> None:
+        """Write a case's rows: samples first, so that no record lacks them."""
+        append_samples(self.samples_path, samples)
+        append_records(self.csv_path, records)
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a resumed run has already: groups of (case, backend) with all their rows."""
+
+    run_id: str = ""
+    records: tuple[Record, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    ceilings: Ceilings | None = None
+    gpu: str | None = None
+
+    @property
+    def groups(self) -> set[tuple[str, str]]:
+        """``(case_id, backend)`` pairs that are done."""
+        return {(record.case_id, record.backend) for record in self.records}
+
+    def latencies_ms(self, case_id: str, backend: str, direction: str, scope: str) -> list[float]:
+        """Samples of one row."""
+        key = (case_id, backend, direction, scope)
+        return [sample.latency_ms for sample in self.samples
+                if (sample.case_id, sample.backend, sample.direction, sample.scope) == key]
+
+
+def open_new(files: RunFiles) -> None:
+    """Make the directory. Raises `UserError` if it holds a run of this name already, or can't be made."""
+    for path in (files.csv_path, files.samples_path, files.json_path):
+        if path.exists():
+            raise UserError(f"{path}: holds a run already; go on with it by --resume, or choose another --out")
+    try:
+        files.log_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{files.out_dir}: can't be made: {error.strerror}") from error
+
+
+def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
+    """Read what a run has done so far; incomplete groups are dropped from its files.
+
+    Raises `UserError` when there is no such run, it is of another config or schema, or a file is corrupt (but for a
+    last line that was cut short).
+    """
+    try:
+        facts = json.loads(files.json_path.read_text(encoding="utf-8"))
+        run_id, config_hash, ceilings = facts["run_id"], facts["config_hash"], facts["ceilings"]
+        gpu = facts["device"]["gpu"]
+    except FileNotFoundError:
+        raise UserError(f"{files.json_path}: no such file, so there is no run to resume in {files.out_dir}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{files.json_path}: can't be read as the facts of a run: {error!r}") from error
+    if config_hash != config.config_hash:
+        raise UserError(f"{files.json_path}: config_hash: the run is of {config_hash}, the config is now "
+                        f"{config.config_hash}; resume with the config as it was, or start anew in another --out")
+    records = load_records(files.csv_path, drop_cut_line=True) if files.csv_path.exists() else []
+    samples = load_samples(files.samples_path, drop_cut_line=True) if files.samples_path.exists() else []
+    whole = len(config.directions) * len(config.scopes)
+    counts = Counter((record.case_id, record.backend) for record in records)
+    kept = tuple(record for record in records if counts[record.case_id, record.backend] == whole)
+    kept_samples = tuple(sample for sample in samples if counts[sample.case_id, sample.backend] == whole)
+    replace_records(files.csv_path, kept)
+    replace_samples(files.samples_path, kept_samples)
+    return Earlier(run_id, kept, kept_samples, Ceilings(**ceilings) if ceilings else None, gpu)
+
+
+def write_facts(files: RunFiles, run_id: str, config: BenchConfig, device: DeviceEnvironment, checkout: Checkout,
+                ceilings: Ceilings | None, backends: Sequence[dict[str, Any]], cases: Sequence[Case]) -> None:
+    """Write ``<name>.run.json``."""
+    facts = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "config_hash": config.config_hash,
+             "device": asdict(device), "checkout": asdict(checkout),
+             "ceilings": asdict(ceilings) if ceilings else None, "backends": list(backends),
+             "config": config.model_dump(mode="json")}
+    temporary = files.json_path.with_name(files.json_path.name + ".partial")
+    cases_text = ",\n ".join(json.dumps(case.to_json()) for case in cases)  # a line each: lengths are many
+    text = json.dumps(facts, indent=1).rstrip("}\n") + f',\n "cases": [\n {cases_text}\n ]\n}}\n'
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, files.json_path)
