@@ -27,7 +27,7 @@ from kernels import reference
 from kernels.problem import JaggedProblem
 
 CHUNK_ROWS = 64
-CHUNK_SLACK = 2.0  # the worst of thousands of chunks lies further out than the norm over all of them
+EXTREME_SLACK = 2.0  # the worst of many chunks or elements lies further out than the norm over all of them
 MAX_SEQUENCES = 256  # of a sample: bounds the oracle's loop over sequences where they are short
 RELATIVE_FLOOR = {torch.bfloat16: 2.0**-10, torch.float16: 2.0**-13}  # an eighth of the dtype's epsilon
 LSE_FLOOR = 1e-4  # fp32, through approximate exp2 and log2
@@ -136,13 +136,13 @@ class Oracle:
         root_elements = values.numel() ** 0.5
         rms = norm / max(root_elements, 1.0)
         twin_relative = twin_norm / norm if norm else 0.0
-        chunk_limits = (CHUNK_SLACK * self._factor * (twin_norms + twin_relative * reference_norms)
+        chunk_limits = (EXTREME_SLACK * self._factor * (twin_norms + twin_relative * reference_norms)
                         + (floor * rms + ABSOLUTE_FLOOR) * counts.sqrt())
         rows = None if dense else (self._rows_k if name in ("dk", "dv") else self._rows_q)
         return _Expected(
             name, values, rows, chunk_of_row, chunk_sequences, norm,
             self._factor * twin_norm + floor * norm + ABSOLUTE_FLOOR * root_elements, chunk_limits,
-            self._factor * _largest(twin_error) + floor * _largest(values) + ABSOLUTE_FLOOR)
+            EXTREME_SLACK * self._factor * _largest(twin_error) + floor * _largest(values) + ABSOLUTE_FLOOR)
 
     def _compare_lse(self, expected: _Expected, lse: torch.Tensor) -> Verdict:
         """A query without keys must have an infinite lse (of either sign: conventions differ), others a finite one."""

@@ -34,6 +34,7 @@ class RunOptions:
         backends: config names of the backends to run; default all.
         resume: go on with the run in ``out_dir``: complete (case, backend) groups stay as they are.
         device: ``cuda``, ``cuda:1``, ``cpu``; default the GPU if there is one.
+        cases: the exact cases to choose from, such as those of an earlier run; default what the config expands to.
     """
 
     out_dir: Path | None = None
@@ -41,6 +42,7 @@ class RunOptions:
     backends: tuple[str, ...] | None = None
     resume: bool = False
     device: str | None = None
+    cases: tuple[Case, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,21 +92,22 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
     """
     listener = listener or Listener()
     device = choose_device(options.device)
-    all_cases = expand(config)
+    all_cases = expand(config) if options.cases is None else list(options.cases)
     cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)
     files, earlier = _open_files(config, options)
     run_id = earlier.run_id or files.out_dir.name
+    todo = [(case, left) for case in cases
+            if (left := [backend for backend in backends if (case.case_id, backend.name) not in earlier.groups])]
     records = list(earlier.records)
     interrupted = False
-    with Fleet(config, device, files.log_dir, backends) as fleet:
+    with Fleet(config, device, files.log_dir, [b for b in backends if any(b in left for _, left in todo)]) as fleet:
+        listener.started(run_id, files.out_dir, [case for case, _ in todo],
+                         sum(len(left) for _, left in todo) * len(config.directions) * len(config.scopes))
         try:
-            todo = [(case, left) for case in cases
-                    if (left := [member for member in fleet.members
-                                 if (case.case_id, member.label) not in earlier.groups])]
-            listener.started(run_id, files.out_dir, [case for case, _ in todo],
-                             sum(len(left) for _, left in todo) * len(config.directions) * len(config.scopes))
             facts = _start(fleet, config, files, run_id, all_cases, earlier, listener)
-            for case, members in todo:
+            for case, left in todo:
+                names = [backend.name for backend in left]
+                members = [member for member in fleet.members if member.label in names]
                 records += _run_case(fleet, case, members, config, files, facts, earlier, listener)
         except KeyboardInterrupt:
             interrupted = True
@@ -154,7 +157,7 @@ def _start(fleet: Fleet, config: BenchConfig, files: RunFiles, run_id: str, case
         if member.problem:
             listener.note(f"{member.label}: {member.problem[0].value}: {member.problem[1]}")
     device = fleet.environment
-    if earlier.gpu is not None and device.gpu != earlier.gpu:
+    if earlier.gpu and device.gpu and device.gpu != earlier.gpu:
         raise UserError(f"{files.json_path}: device: the run is of {earlier.gpu}, this machine has {device.gpu}; "
                         "start anew in another --out")
     ceilings = earlier.ceilings or _measure_ceilings(fleet, listener)

@@ -23,11 +23,17 @@ BACKENDS: Mapping[str, str] = {
 
 
 def backend_class(key: str) -> type[Backend]:
-    """The class of a registry key. Raises `UserError` for an unknown one."""
-    if key not in BACKENDS:
-        raise UserError(f"backend: no such backend {key!r}; allowed: {', '.join(BACKENDS)}")
-    module, name = BACKENDS[key].split(":")
-    return getattr(importlib.import_module(module), name)
+    """The class of a registry key, or of ``package.module:Class`` for a backend from elsewhere.
+
+    Raises `UserError` for one that isn't there.
+    """
+    if key not in BACKENDS and ":" not in key:
+        raise UserError(f"backend: no such backend {key!r}; allowed: {', '.join(BACKENDS)}, or package.module:Class")
+    module, name = BACKENDS.get(key, key).split(":", 1)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"backend: {key!r} can't be imported: {error}") from None
 
 
 def create(key: str, options: Mapping[str, object] | None = None) -> Backend:
