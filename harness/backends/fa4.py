@@ -108,6 +108,10 @@ class Encoded(AutogradOperation):
         """Whether the forward of a scope was called."""
         return (self._kernel if scope == "kernel" else self._operation).out is not None
 
+    def forget(self) -> None:
+        """Lets go of kernel-scope results."""
+        self._kernel = Results()
+
     def _mask_arguments(self) -> dict[str, Any]:
         mask = self.problem.mask
         return {"softmax_scale": self.problem.softmax_scale, "causal": mask.right == 0,
@@ -217,7 +221,7 @@ class FlashAttention4Operation(Operation):
         """See `Encoded.backward_kernel`."""
         best = self._choose("bwd")
         with refusals():
-            if not best.ran("kernel"):
+            if not best.ran("kernel"):  # another encoding's forward ran, or the trial
                 best.forward_kernel()
             best.backward_kernel()
 
@@ -273,6 +277,7 @@ class FlashAttention4Operation(Operation):
             except (Unsupported, torch.OutOfMemoryError) as error:
                 errors.append(error)
                 found.append(f"{name} fails ({last_line(error)})")
+            candidate.forget()
         if not times:
             raise errors[0]
         return min(times, key=times.__getitem__), "in a trial " + ", ".join(found)
