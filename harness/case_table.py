@@ -9,6 +9,7 @@ from rich.table import Table
 
 from harness import flops
 from harness.cases import Case
+from harness.rows import window_label
 from harness.summary import new_table
 from harness.units import scaled, significant
 
@@ -20,8 +21,8 @@ def describe_cases(cases: Sequence[Case], ceilings: flops.Ceilings) -> pd.DataFr
         row: dict[str, object] = {
             "case": case.name, "case_id": case.case_id, "mode": case.mode, "batch": case.batch,
             "num_heads_q": case.num_heads_q, "num_heads_kv": case.num_heads_kv, "head_dim": case.head_dim,
-            "dtype": case.dtype, "mask_left": case.mask.left, "mask_right": case.mask.right, "hazard": case.hazard,
-            "distribution": case.distribution, "total_q": case.total_q, "total_k": case.total_k,
+            "dtype": case.dtype, "causal": case.mask.right == 0, "window": window_label(case),
+            "hazard": case.hazard, "distribution": case.distribution, "total_q": case.total_q, "total_k": case.total_k,
             "max_seqlen_q": case.max_seqlen_q, "max_seqlen_k": case.max_seqlen_k, "density": case.density}
         for name in ("fwd", "bwd"):
             work, moved = flops.attention_flops(case, name), flops.attention_bytes(case, name)
@@ -42,18 +43,11 @@ def cases_table(described: pd.DataFrame, title: str) -> Table:
         if row["num_heads_kv"] != row["num_heads_q"]:
             heads += f"/{row['num_heads_kv']}"
         table.add_row(
-            str(row["case"]), str(row["case_id"]), str(row["mode"]), _mask(row["mask_left"], row["mask_right"]),
+            str(row["case"]), str(row["case_id"]), str(row["mode"]),
+            str(row["window"]) or ("causal" if row["causal"] else "full"),
             str(row["batch"]), heads, str(row["head_dim"]), f"{row['total_q']:,}", f"{row['total_k']:,}",
             "-" if pd.isna(row["density"]) else f"{row['density']:.2f}",
             *(scaled(row[f"flops_{name}"], "FLOP") for name in ("fwd", "bwd")),
             *(scaled(row[f"bytes_{name}"], "B") for name in ("fwd", "bwd")),
             *(significant(row[f"floor_ms_{name}"]) for name in ("fwd", "bwd")))
     return table
-
-
-def _mask(left: float | None, right: float | None) -> str:
-    if pd.isna(left) and pd.isna(right):
-        return "full"
-    if pd.isna(left) and right == 0:
-        return "causal"
-    return ":".join("*" if pd.isna(bound) else f"{bound:.0f}" for bound in (left, right))

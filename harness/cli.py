@@ -7,6 +7,7 @@ stderr; 130 interrupted.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from enum import Enum
 from pathlib import Path
@@ -21,7 +22,7 @@ from harness.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from harness.runner import RunResult
+    from harness.runner import RunOptions, RunResult
 
 LOG_WIDTH = 160  # columns where the output is no terminal
 INTERRUPTED = 130
@@ -82,6 +83,8 @@ def run_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
     device: Annotated[str | None, typer.Option(
         "--device", help="cuda, cuda:1 or cpu; default the GPU if there is one.")] = None,
+    replay: Annotated[Path | None, typer.Option(
+        "--from", metavar="DIR", help="Replay the cases of the run in DIR, with its exact lengths.")] = None,
     no_plots: Annotated[bool, typer.Option("--no-plots", help="Write no plots.")] = False,
 ) -> None:
     """Run a config: check every backend on every case, time it, write CSV and plots, print a summary.
@@ -93,12 +96,15 @@ def run_command(
     from harness.config import load_config
     from harness.progress import make_listener
     from harness.records import to_frame
+    from harness.replay import load_cases
     from harness.summary import print_summary
 
     console = _console()
-    options = runner.RunOptions(out_dir=out, case_ids=tuple(case) if case else None,
-                                backends=tuple(backend) if backend else None, resume=resume, device=device)
-    result = runner.run(load_config(config), options, make_listener(console))
+    loaded = load_config(config)
+    options = runner.RunOptions(
+        out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
+        resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)
+    result = runner.run(loaded, options, make_listener(console))
     records = to_frame(result.records)
     if len(records):
         print_summary(console, records)
@@ -107,7 +113,7 @@ def run_command(
         typer.echo(f"records: {result.csv_path}")
     _say_what_a_gpu_adds(records)
     if result.interrupted:
-        typer.echo(_how_to_resume(config, result), err=True)
+        typer.echo(_how_to_go_on(result, config, options, {"--from": replay, "--no-plots": no_plots}), err=True)
         raise typer.Exit(INTERRUPTED)
     if not records["status"].isin(["ok", "untimed"]).any():
         typer.echo("no row came out ok or untimed; the reasons are above", err=True)
@@ -233,5 +239,14 @@ def _say_what_a_gpu_adds(records: pd.DataFrame) -> None:
         typer.echo(WHAT_A_GPU_ADDS)
 
 
-def _how_to_resume(config: Path, result: RunResult) -> str:
-    return f"interrupted; to go on: harness run {config} --out {result.out_dir} --resume"
+def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: dict[str, Path | bool | None]) -> str:
+    """What to say after Ctrl-C: the command that goes on with the same choices."""
+    if not result.run_json_path.exists():
+        return "interrupted before the first case; there is nothing to go on with"
+    words = ["harness", "run", str(config), "--out", str(result.out_dir), "--resume"]
+    for flag, chosen in (("--case", options.case_ids), ("--backend", options.backends)):
+        words += [word for value in chosen or () for word in (flag, value)]
+    words += ["--device", options.device] if options.device else []
+    for flag, value in more.items():
+        words += ([flag] if value is True else [flag, str(value)]) if value else []
+    return f"interrupted; what is complete was kept. To go on: {shlex.join(words)}"

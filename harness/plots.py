@@ -114,7 +114,7 @@ def _dot_panels(rows: pd.DataFrame, title: str, text: str, mean_row: bool = Fals
         here = rows[rows["direction"] == direction]
         for index in range(0, len(labels), 2):
             axes.axhspan(index - 0.5, index + 0.5, color=parts.BAND, linewidth=0, zorder=0)
-        timed = here[(here["status"] == "ok") & (here["value"] > 0)]
+        timed = here[(here["status"] == "ok") & here["value"].notna()]
         for backend, style in styles.items():
             mine = timed[timed["backend"] == backend]
             at = np.array([y[case_id] + dodge[backend] for case_id in mine["case_id"]])

@@ -131,6 +131,6 @@ def write_facts(files: RunFiles, run_id: str, config: BenchConfig, device: Devic
              "config": config.model_dump(mode="json")}
     temporary = files.json_path.with_name(files.json_path.name + ".partial")
     cases_text = ",\n ".join(json.dumps(case.to_json()) for case in cases)  # a line each: lengths are many
-    text = json.dumps(facts, indent=1).rstrip("}\n") + f',\n "cases": [\n {cases_text}\n ]\n}}\n'
+    text = json.dumps(facts, indent=1).removesuffix("\n}") + f',\n "cases": [\n {cases_text}\n ]\n}}\n'
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, files.json_path)

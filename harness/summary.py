@@ -24,10 +24,10 @@ def print_summary(console: Console, records: pd.DataFrame) -> None:
     means = mean_table(records)
     if means is not None:
         print_table(console, means)
-    reasons = failures(records)
-    if reasons:
-        console.print("Rows without a time:", style="bold")
-        for line in reasons:
+    for title, lines in (("Rows without a time:", failures(records)), ("Remarks on timed rows:", remarks(records))):
+        if lines:
+            console.print(title, style="bold")
+        for line in lines:
             console.print(Text(f"  {line}"), soft_wrap=True)
     counts = records["status"].value_counts()
     console.print(f"{len(records)} rows: " + ", ".join(f"{count} {status}" for status, count in counts.items()))
@@ -102,12 +102,19 @@ def mean_table(records: pd.DataFrame) -> Table | None:
 
 def failures(records: pd.DataFrame) -> list[str]:
     """A line for each distinct (backend, status, message), with the cases and directions that it befell."""
-    return list(_failure_lines(records[records["status"] != "ok"]))
+    bad = records[records["status"] != "ok"]
+    return list(_grouped(bad.assign(said=bad["status"] + ": " + bad["message"])))
 
 
-def _failure_lines(bad: pd.DataFrame) -> Iterator[str]:
-    for (backend, status, message), found in bad.groupby(["backend", "status", "message"], sort=False):
+def remarks(records: pd.DataFrame) -> list[str]:
+    """The same for what the messages of `ok` rows add, such as why a fallback ran."""
+    good = records[(records["status"] == "ok") & (records["message"] != "")]
+    return list(_grouped(good.assign(said=good["message"])))
+
+
+def _grouped(rows: pd.DataFrame) -> Iterator[str]:
+    for (backend, said), found in rows.groupby(["backend", "said"], sort=False):
         cases = list(dict.fromkeys(found["case"].astype(str)))
         where = ", ".join(cases[:4]) + (f" and {len(cases) - 4} more cases" if len(cases) > 4 else "")
         directions = "/".join(name for name in DIRECTIONS if (found["direction"] == name).any())
-        yield f"{backend}: {status}: {' '.join(str(message).split())} [{directions}: {where}]"
+        yield f"{backend}: {' '.join(str(said).split())} [{directions}: {where}]"

@@ -1,0 +1,26 @@
+"""The exact cases of an earlier run, read from its ``<config>.run.json``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.cases import Case
+from harness.errors import UserError
+
+
+def load_cases(run_dir: Path) -> list[Case]:
+    """Cases of the run in ``run_dir`` with their actual lengths, in its order.
+
+    Raises `UserError` when the directory holds no run or more than one, or its file can't be read.
+    """
+    found = sorted(run_dir.glob("*.run.json"))
+    if len(found) != 1:
+        held = ", ".join(path.name for path in found) or "none"
+        raise UserError(f"{run_dir}: expected one <config>.run.json, as a run writes it; found: {held}")
+    try:
+        return [Case.from_json(case) for case in json.loads(found[0].read_text(encoding="utf-8"))["cases"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{found[0]}: can't be read as the facts of a run: {error!r}") from None
+    except UserError as error:
+        raise UserError(f"{found[0]}: {error}") from None

@@ -1,0 +1,56 @@
+"""The documentation names everything that there is, and nothing else."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from harness.cli import app
+from harness.records import COLUMNS, SAMPLE_COLUMNS, Status
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def sections(text, level):
+    """Text under each heading of a level, by the heading without its backticks."""
+    parts = re.split(rf"^{'#' * level} (.+)$", text, flags=re.MULTILINE)[1:]
+    return {heading.strip("`"): body for heading, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def test_every_command_has_a_section():
+    headings = sections((ROOT / "docs" / "cli.md").read_text(), 2)
+    assert {heading.split()[1] for heading in headings} == set(COMMANDS)
+    for name, command in COMMANDS.items():
+        arguments = [each.metavar for each in command.params if each.param_type_name == "argument"]
+        assert " ".join(["harness", name, *arguments]) in headings
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_a_command_is_documented_and_no_other(name):
+    text = next(body for heading, body in sections((ROOT / "docs" / "cli.md").read_text(), 2).items()
+                if heading.split()[1] == name)
+    documented = re.findall(r"^\| `(--[a-z-]+)", text, flags=re.MULTILINE)
+    options = [option for each in COMMANDS[name].params if each.param_type_name == "option" for option in each.opts]
+    assert sorted(documented) == sorted(option for option in options if option != "--help")
+
+
+def test_every_option_has_a_help_text():
+    for command in COMMANDS.values():
+        assert command.help
+        assert all(option.help for option in command.params if option.param_type_name == "option")
+
+
+def test_results_readme_documents_each_column_once():
+    columns = sections((ROOT / "results" / "README.md").read_text(), 2)["Columns"]
+    documented = re.findall(r"^\| `([a-z0-9_]+)` \|", columns, flags=re.MULTILINE)
+    assert sorted(documented) == sorted(COLUMNS)
+
+
+def test_results_readme_names_every_sample_column_and_status():
+    text = (ROOT / "results" / "README.md").read_text()
+    for column in SAMPLE_COLUMNS[1:]:
+        assert re.search(rf"\b{column}\b", text)
+    assert re.findall(r"^\| `([a-z_]+)` \| (?=correct|the backend|at least|no answer|out of|the worker|a package)", text,
+                      flags=re.MULTILINE) == [status.value for status in Status]
