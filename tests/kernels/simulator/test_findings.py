@@ -1,0 +1,114 @@
+"""Each check finds the fault that it is there for, in every schedule mode, and says nothing about the right kernel."""
+
+import pytest
+import small_kernels
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.simulator import Allowed, SimulationError, Simulator, schedules
+
+BLOCKS, BLOCK = 7, 64
+
+
+def run_pipeline(simulator: Simulator, fault: str) -> torch.Tensor:
+    source = torch.randn(BLOCKS * BLOCK, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    with simulator:
+        out = torch.empty_like(source)
+        descs = [TensorDescriptor(t, list(t.shape), list(t.stride()), [BLOCK, 64]) for t in (source, out)]
+        small_kernels.pipeline[(1,)](*descs, BLOCKS, BLOCK=BLOCK, SLOTS=2, FAULT=fault)
+    assert torch.equal(out, source + source)
+    simulator.check_written(out)
+    return out
+
+
+@pytest.mark.parametrize("schedule", schedules(8), ids=str)
+def test_right_pipeline_passes(schedule):
+    simulator = Simulator(schedule.seed, schedule.mode)
+    run_pipeline(simulator, "none")
+    assert not simulator.findings.counts
+
+
+@pytest.mark.parametrize(("fault", "checks"), [
+    ("no wait for full", {"race", "uninitialised"}),
+    ("no wait for empty", {"race", "over-arrival"}),
+    ("read after release", {"race"}),
+    ("two releases", {"over-arrival", "race", "deadlock", "phase overrun"}),
+    ("no release", {"deadlock"}),
+    ("no wait for store", {"race"}),
+    ("no wait at exit", {"unwaited at exit"}),
+    ("one block less", {"deadlock"}),
+    ("one block more", {"unwaited at exit"}),
+    ("too many bytes", {"deadlock"}),
+    ("same place", {"race"}),
+])
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random"])
+def test_broken_pipeline_is_caught(fault, checks, mode):
+    with pytest.raises(SimulationError) as caught:
+        run_pipeline(Simulator(1, mode), fault)
+    assert caught.value.check in checks, str(caught.value)
+
+
+def test_report_shows_timeline_and_how_to_reproduce():
+    with pytest.raises(SimulationError) as caught:
+        run_pipeline(Simulator(5, "random"), "no release")
+    text = str(caught.value)
+    assert "waits for empty[0]" in text
+    assert "parity 1" in text
+    assert "last events" in text
+    assert "+- cta0/default" in text
+    assert "Simulator(seed=5, mode='random', arch=90" in text
+    with pytest.raises(SimulationError) as again:
+        run_pipeline(Simulator(5, "random"), "no release")
+    assert str(again.value) == text
+
+
+def run_product(simulator: Simulator, fence: bool = True, wait: bool = True) -> None:
+    x, b = (torch.randn(64, 64, generator=torch.Generator().manual_seed(i)).bfloat16() for i in range(2))
+    with simulator:
+        out = torch.empty(64, 64)
+        desc = TensorDescriptor(b, [64, 64], [64, 1], [64, 64])
+        small_kernels.product[(1,)](x, desc, out, FENCE=fence, WAIT=wait)
+    torch.testing.assert_close(out, x.float() @ b.float())
+
+
+def test_wgmma_needs_fence_and_wait():
+    run_product(Simulator())
+    with pytest.raises(SimulationError, match="proxy fence"):
+        run_product(Simulator(), fence=False)
+    with pytest.raises(SimulationError, match="before async_dot_wait"):
+        run_product(Simulator(), wait=False)
+
+
+def test_allow_list_counts_instead_of_raising():
+    allow = Allowed("proxy fence", "the test wants to see it counted", where="wgmma")
+    simulator = Simulator(allow=[allow])
+    run_product(simulator, fence=False)
+    assert simulator.findings.counts["proxy fence"] == 1
+    with pytest.raises(SimulationError, match="proxy fence"):
+        run_product(Simulator(allow=[Allowed("proxy fence", "does not match", where="tcgen05")]), fence=False)
+    with pytest.raises(ValueError, match="unknown check 'fence'"):
+        Allowed("fence", "no such check")
+
+
+@pytest.mark.parametrize("warp", [True, False])
+def test_release_right_after_register_load(warp):
+    source = torch.randn(64, 64).bfloat16()
+
+    def go():
+        with Simulator() as simulator:
+            desc = TensorDescriptor(source, [64, 64], [64, 1], [64, 64])
+            small_kernels.early_release[(1,)](desc, torch.empty(1), WARP=warp)
+        return simulator
+
+    if warp:  # a task-wide barrier would make the loads land; arriving warp by warp does not
+        with pytest.raises(SimulationError, match="early release"):
+            go()
+    else:
+        assert not go().findings.counts
+
+
+def test_unwritten_memory_and_capacity():
+    with pytest.raises(SimulationError, match="uninitialised"), Simulator():
+        small_kernels.uninitialised[(1,)](torch.zeros(1))
+    with pytest.raises(SimulationError, match="262144 B of shared memory > 232448"), Simulator():
+        small_kernels.too_much_smem[(1,)](torch.zeros(1))
