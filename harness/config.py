@@ -60,7 +60,8 @@ class TimingConfig(StrictModel):
     max_samples: Annotated[int, Field(strict=True, ge=30, le=100_000)] = Field(
         default=200, description="samples of a row at most")
     max_seconds: float = Field(
-        default=2.0, strict=True, gt=0, description="seconds of sampling after which a row stops at `min_samples`")
+        default=2.0, strict=True, gt=0, allow_inf_nan=False,
+        description="seconds of sampling after which a row stops at `min_samples`")
     blocks: Annotated[int, Field(strict=True, ge=2, le=100, multiple_of=2)] = Field(
         default=2, description="blocks that a row's samples come in; backends take turns in the order A B B A")
 
@@ -135,13 +136,13 @@ class SweepBlock(StrictModel):
     def _check_lengths(self) -> SweepBlock:
         needed_by = {"self": ("lengths",), "cross": ("lengths_q", "lengths_k"), "short_kv": ("lengths_q", "lengths_k"),
                      "broadcast_q": ("len_q", "lengths_k")}
-        needed = {key for mode in self.mode for key in needed_by[mode]}
+        needed = list(dict.fromkeys(key for mode in self.mode for key in needed_by[mode]))
         modes = ", ".join(self.mode)
         for key in ("lengths", "lengths_q", "lengths_k", "len_q"):
             if key in needed and getattr(self, key) is None:
-                raise problem((key,), f"missing; mode {modes} needs {' and '.join(sorted(needed))}")
+                raise problem((key,), f"missing; mode {modes} needs {' and '.join(needed)}")
             if key not in needed and getattr(self, key) is not None:
-                raise problem((key,), f"not used by mode {modes}", f"only {' and '.join(sorted(needed))}")
+                raise problem((key,), f"not used by mode {modes}", f"only {' and '.join(needed)}")
         return self
 
 
@@ -161,7 +162,7 @@ class BenchConfig(StrictModel):
     timing: TimingConfig = Field(default=TimingConfig(), description="how rows are timed")
     check: CheckConfig = Field(default=CheckConfig(), description="how rows are checked")
     timeout_s: float = Field(
-        default=600.0, strict=True, ge=1,
+        default=600.0, strict=True, ge=1, allow_inf_nan=False,
         description="seconds after which a backend that doesn't answer on a case is a `hang`")
     cases: tuple[SweepBlock, ...] = Field(min_length=1, description="what to compute: a list of sweep blocks")
     _source: YamlSource | None = PrivateAttr(default=None)

@@ -245,7 +245,7 @@ class SkewLengths(Base):
 class MixturePart(StrictModel):
     """One part of a mixture."""
 
-    weight: float = Field(strict=True, gt=0, description="how often this part is drawn, relative to the others")
+    weight: float = Field(strict=True, gt=0, le=1e9, description="how often this part is drawn, relative to the others")
     lengths: Distribution = Field(description="the distribution of this part's lengths")
 
     @model_validator(mode="after")

@@ -15,7 +15,8 @@ class ConfigError(UserError):
     def __init__(self, file: Path | str, key: str, problem: str, allowed: str = "", line: int | None = None):
         self.file, self.key, self.problem, self.allowed, self.line = str(file), key, problem, allowed, line
         place = f"{file}:{line}" if line else str(file)
-        parts = [place, key, problem + (f"; allowed: {allowed}" if allowed else "")]
+        separator = "" if not allowed or allowed.startswith(" (") else "; allowed:"
+        parts = [place, key, f"{problem}{separator} {allowed}"]
         super().__init__(" ".join(": ".join(part for part in parts if part).split()))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[str, str, str, str, int | None]]:

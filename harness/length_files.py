@@ -33,7 +33,7 @@ def _read_npy(path: Path, column: str | None) -> np.ndarray:
         raise problem(("column",), f"got {column!r}", "no column, as an NPY file has none")
     try:
         return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (ValueError, OSError, EOFError) as error:
         raise problem(("path",), f"can't read {path}: {error}", "an NPY file") from None
 
 
@@ -41,20 +41,22 @@ def _read_csv(path: Path, column: str | None) -> np.ndarray:
     import pandas as pd
 
     try:
-        return _pick_column(pd.read_csv(path), path, column)
-    except (ValueError, pd.errors.ParserError) as error:
+        table = pd.read_csv(path)
+    except (ValueError, OSError) as error:
         raise problem(("path",), f"can't read {path}: {error}", "a comma-separated file with a header") from None
+    return _pick_column(table, path, column)
 
 
 def _read_parquet(path: Path, column: str | None) -> np.ndarray:
     import pandas as pd
 
     try:
-        return _pick_column(pd.read_parquet(path), path, column)
+        table = pd.read_parquet(path)
     except ImportError:
         raise problem(("path",), f"got {path}", "a CSV or NPY file, or pyarrow installed (the extra 'trace')") from None
     except (ValueError, OSError) as error:
         raise problem(("path",), f"can't read {path}: {error}", "a Parquet file") from None
+    return _pick_column(table, path, column)
 
 
 def _pick_column(table: Any, path: Path, column: str | None) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,19 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 from harness.errors import ConfigError, UserError
 
 KeyPath = tuple[Any, ...]
+_ALLOWED = {  # by pydantic's type of error; others are in its words
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "model_attributes_type": "a mapping of keys to values",
+    "model_type": "a mapping of keys to values",
+    "string_pattern_mismatch": "letters, digits and _ . + -, of which the first is a letter or digit",
+    "string_type": "text",
+    "too_short": "at least one value",
+    "tuple_type": "a list",
+    "union_tag_not_found": "a distribution such as {kind: constant, value: 512}",
+}
 Model = TypeVar("Model", bound="StrictModel")
 
 
@@ -97,28 +111,26 @@ class YamlSource:
             raise self._translate(errors) from None
 
     def _translate(self, errors: ValidationError) -> ConfigError:
-        details = errors.errors(include_url=False)
-        first = details[0]
-        key, value = self._locate(first["loc"])
-        text, allowed = f"got {_show(value)}", first["msg"].removeprefix("Input should be ")
-        context = first.get("ctx", {})
-        if first["type"] == "config_problem":
+        found = errors.errors(include_url=False)
+        # A list without a valid item is also "too short": keep the innermost error of each place.
+        details = [one for one in found if not any(
+            other is not one and other["loc"][:len(one["loc"])] == one["loc"] for other in found)] or found
+        kind, context = details[0]["type"], details[0].get("ctx", {})
+        key, value = self._locate(details[0]["loc"])
+        text = f"got {_show(value)}"
+        allowed = _ALLOWED.get(kind) or re.sub(r"^\w+ should (be|have) ", "", details[0]["msg"])
+        if kind == "config_problem":
             key, text, allowed = (*key, *context["key"]), context["problem"], context["allowed"]
-        elif first["type"] == "missing":
-            key, text, allowed = (*key, first["loc"][-1]), "missing", ""
-        elif first["type"] == "literal_error":
+        elif kind == "missing":
+            key, text, allowed = (*key, details[0]["loc"][-1]), "missing", ""
+        elif kind == "literal_error":
             allowed = choices(context["expected"].replace("'", "").replace(" or ", ", ").split(", "), value)
-        elif first["type"] == "union_tag_invalid":
+        elif kind == "union_tag_invalid":
             kinds = context["expected_tags"].replace("'", "").split(", ")
             key, text, allowed = (*key, "kind"), f"got {context['tag']!r}", choices(kinds, context["tag"])
-        elif first["type"] == "union_tag_not_found":
-            allowed = "a distribution such as {kind: constant, value: 512}"
-        elif first["type"] == "too_short":
-            allowed = "at least one value"
-        elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
-            allowed = "a mapping of keys to values"
-        more = f" ({len(details) - 1} more after this one)" if len(details) > 1 else ""
-        return self.error(key, text, allowed + more)
+        if len(details) > 1:
+            allowed += f" ({len(details) - 1} more after this one)"
+        return self.error(key, text, allowed)
 
     def _locate(self, location: KeyPath) -> tuple[KeyPath, Any]:
         """Pydantic's location as a path in the file: without union tags and the indices of wrapped scalars."""
