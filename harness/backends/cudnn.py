@@ -10,7 +10,8 @@ import torch
 from harness.backends.base import Availability, Backend, Operation, Options
 from harness.backends.cudnn_graph import Bounds, Graphs, Kernels
 from harness.backends.packages import find_gpu_package
-from harness.backends.packed_operation import PackedOperation, expand_queries
+from harness.backends.packed_operation import PackedOperation
+from harness.backends.rival import expand_queries
 from harness.cases import Case
 from harness.inputs import Inputs
 

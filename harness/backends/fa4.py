@@ -15,7 +15,7 @@ import torch
 from harness.backends.autograd_operation import AutogradOperation, Results
 from harness.backends.base import Availability, Backend, Operation, Options, Outputs, Scope, Unsupported
 from harness.backends.packages import find_gpu_package, last_line
-from harness.backends.packed_operation import expand_queries, refusals, sum_queries
+from harness.backends.rival import expand_queries, refusals, sum_queries
 from harness.cases import Case
 from harness.inputs import Inputs
 from kernels.problem import JaggedProblem

@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
-from harness.backends.autograd_operation import AutogradOperation, Results
-from harness.backends.base import Outputs, Unsupported
-from harness.backends.packages import last_line
+from harness.backends.autograd_operation import Results
+from harness.backends.base import Outputs
+from harness.backends.rival import RivalOperation, expand_queries, refusals, sum_queries
 from harness.inputs import Inputs
-from kernels.problem import JaggedProblem
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """Turns what a rival raises when it won't take a case into `Unsupported`; running out of memory or a failing
-    GPU stay what they are."""
-    try:
-        yield
-    except (Unsupported, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):
-            raise
-        raise Unsupported(last_line(error)) from error
-
-
-def expand_queries(problem: JaggedProblem, q: torch.Tensor) -> torch.Tensor:
-    """Packed queries ``[total_q, Hq, D]``: a copy of the dense ``q`` for each sequence of broadcast-Q, else ``q``."""
-    if not problem.broadcast_q:
-        return q
-    return q.expand(problem.batch, *q.shape).reshape(problem.out_shape)
-
-
-def sum_queries(problem: JaggedProblem, dq: torch.Tensor) -> torch.Tensor:
-    """``dq`` of `expand_queries`, summed over the batch in fp32, in the problem's dtype; else ``dq`` itself."""
-    if not problem.broadcast_q:
-        return dq
-    return dq.reshape(problem.batch, *problem.q_shape).sum(0, dtype=torch.float32).to(problem.dtype)
-
-
-class PackedOperation(AutogradOperation):
+class PackedOperation(RivalOperation):
     """Kernel scope: the rival's forward and backward without autograd, on queries that were expanded before."""
 
     def __init__(self, inputs: Inputs) -> None:
@@ -72,16 +41,6 @@ class PackedOperation(AutogradOperation):
         self._kernel.grads = None
         with refusals(), torch.no_grad():
             self._kernel.grads = self.run_backward(self._q, self.inputs.k, self.inputs.v, out, lse, self.inputs.dout)
-
-    def forward_operation(self) -> None:
-        """See `AutogradOperation.forward_operation`."""
-        with refusals():
-            super().forward_operation()
-
-    def backward_operation(self) -> None:
-        """See `AutogradOperation.backward_operation`."""
-        with refusals():
-            super().backward_operation()
 
     def packed_lse(self, lse: torch.Tensor) -> torch.Tensor:
         """The rival's ``lse`` as fp32 ``[Hq, total_q]``."""
