@@ -186,12 +186,13 @@ class Oracle:
         element = _largest(error)
         criteria = (
             (norm / expected.norm_limit, "norm of the error", norm, expected.norm_limit),
-            (float(shares[worst]), f"norm of the error in sequence {expected.chunk_sequences[worst]}"
-             if expected.chunk_sequences[worst] >= 0 else "norm of the error in some rows",
-             float(chunk_norms[worst]), float(expected.chunk_limits[worst])),
+            (float(shares[worst]), f"norm of the error in {CHUNK_ROWS} rows", float(chunk_norms[worst]),
+             float(expected.chunk_limits[worst])),
             (element / expected.element_limit, "largest error", element, expected.element_limit))
         share, what, value, limit = max(criteria)
-        message = f"{name}: {what} is {value:.3g}, allowed {limit:.3g} (relative error {relative:.2g})"
+        sequence = int(expected.chunk_sequences[worst])
+        where = f", worst in sequence {sequence}" if sequence >= 0 else ""
+        message = f"{name}: {what} is {value:.3g}, allowed {limit:.3g} (relative error {relative:.2g}{where})"
         return Verdict({name: relative}, share, message if share > 1 else "")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from harness.environment import ROOT
 from harness.records import Status
 
+WORKER = ["-m", "harness.worker"]
 START_TIMEOUT_S = 300.0  # for importing torch and a backend's packages on a busy machine
 EXIT_BROKEN_DEVICE = 70
 MESSAGE_LENGTH = 400
@@ -81,7 +82,7 @@ class WorkerClient:
         with self._log_path.open("a", encoding="utf-8") as log:
             self._log_start = log.tell()
             return subprocess.Popen(
-                [sys.executable, "-m", "harness.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                [sys.executable, *WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env=environment, text=True, encoding="utf-8", start_new_session=True)  # Ctrl-C is for the parent
 
     def call(self, command: str, on_event: OnEvent | None = None, timeout_s: float | None = None,
@@ -107,7 +108,7 @@ class WorkerClient:
                 self.kill()
                 raise WorkerLost(Status.HANG, f"no answer for {limit:g} s ({doing}); killed") from None
             if line is None:
-                raise WorkerLost(Status.CRASH, f"its worker process {self._ending(process)} ({doing})")
+                raise WorkerLost(Status.CRASH, self._ending(process, doing))
             answer = json.loads(line)
             if "reply" in answer:
                 return answer["reply"]
@@ -136,8 +137,8 @@ class WorkerClient:
             self._closed = True
         self.kill()
 
-    def _ending(self, process: subprocess.Popen[str]) -> str:
-        """How the process ended, with the last telling line that it printed."""
+    def _ending(self, process: subprocess.Popen[str], doing: str) -> str:
+        """How the process ended, at what, with the last telling line that it printed."""
         code = process.wait()
         self.kill()
         if code < 0:
@@ -147,7 +148,7 @@ class WorkerClient:
         else:
             text = f"exited with code {code}"
         last = last_log_line(self._log_path, self._log_start)
-        return f"{text}; its last words: {last}" if last else text
+        return f"its worker process {text} ({doing})" + (f"; its last words: {last}" if last else "")
 
 
 def last_log_line(path: Path, start: int = 0) -> str:

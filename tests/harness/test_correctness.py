@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny_cases import tiny_case
+
+from harness.backends.base import Outputs
+from harness.correctness import MAX_SEQUENCES, Oracle, Verdict, choose_sequences, poison
+from harness.inputs import Inputs, make_inputs, make_problem
+from kernels import reference
+from kernels.mask import Mask
+
+LENGTHS = (5, 0, 200, 1, 90, 64, 65)
+CASES = {
+    "full": tiny_case(lengths_q=LENGTHS),
+    "causal_cross": tiny_case(mode="cross", lengths_q=LENGTHS, lengths_k=(9, 4, 100, 0, 90, 3, 128),
+                              mask=Mask(None, 0)),
+    "window": tiny_case(lengths_q=LENGTHS, mask=Mask(16, 0), num_heads_kv=2, dtype="fp16"),
+    "broadcast_q": tiny_case(mode="broadcast_q", lengths_q=(40,) * 7, lengths_k=LENGTHS),
+    "low_lse": tiny_case(lengths_q=LENGTHS, hazard="low_lse"),
+    "stride0": tiny_case(lengths_q=LENGTHS, hazard="stride0"),
+    "nonfinite": tiny_case(lengths_q=LENGTHS, hazard="nonfinite_neighbours"),
+    "nonfinite_broadcast": tiny_case(mode="broadcast_q", lengths_q=(40,) * 7, lengths_k=LENGTHS,
+                                     hazard="nonfinite_neighbours"),
+    "all_empty": tiny_case(lengths_q=(0, 0)),
+    "ones": tiny_case(lengths_q=(1, 1, 1)),
+}
+ALL = 10**9
+
+
+def computed(inputs: Inputs) -> Outputs:
+    """A plain computation in the case's dtype, which must always pass."""
+    arguments = (inputs.problem, inputs.q, inputs.k, inputs.v)
+    out, lse = reference.attention_reference_lowp(*arguments)
+    return Outputs(out, lse, *reference.attention_reference_lowp_backward(*arguments, inputs.dout))
+
+
+def check(oracle: Oracle, outputs: Outputs) -> tuple[Verdict, Verdict]:
+    return oracle.check_forward(outputs), oracle.check_backward(outputs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plain_computation_passes_with_room(name: str) -> None:
+    inputs = make_inputs(CASES[name], "cpu")
+    for verdict in check(Oracle(inputs, ALL, 2.0), computed(inputs)):
+        assert verdict.message == ""
+        assert verdict.share <= 0.75
+        assert all(error < (0.1 if name == "low_lse" else 0.01) for error in verdict.errors.values())
+
+
+def test_errors_are_relative_and_named() -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    good = computed(inputs)
+    forward, backward = check(Oracle(inputs, ALL, 2.0), replace(good, out=good.out * 1.5, dv=good.dv * 0.5))
+    assert forward.errors["out"] == pytest.approx(0.5, rel=0.02)
+    assert set(forward.errors) == {"out", "lse"}
+    assert backward.errors["dv"] == pytest.approx(0.5, rel=0.02)
+    assert backward.errors["dq"] < 0.01
+    assert backward.message.startswith("dv: ")
+
+
+@pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
+@pytest.mark.parametrize("row", [0, 150, -1])
+def test_one_wrong_row_of_any_tensor_is_found(name: str, row: int) -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    outputs = computed(inputs)
+    getattr(outputs, name)[row] = getattr(outputs, name)[row].roll(3, dims=-1) + 0.05
+    forward, backward = check(Oracle(inputs, ALL, 2.0), outputs)
+    assert (forward if name == "out" else backward).message.startswith(f"{name}: ")
+    assert (backward if name == "out" else forward).message == ""
+
+
+def test_swapped_heads_and_a_missing_tile_are_found() -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    good = computed(inputs)
+    oracle = Oracle(inputs, ALL, 2.0)
+    assert oracle.check_forward(replace(good, out=good.out.flip(1))).message
+    dq = good.dq.clone()
+    dq[5 + 128:5 + 192] = 0
+    assert "sequence 2" in oracle.check_backward(replace(good, dq=dq)).message
+
+
+def test_a_row_never_written_is_found_even_outside_the_sample() -> None:
+    inputs = make_inputs(tiny_case(lengths_q=(8,) * 600), "cpu")
+    oracle = Oracle(inputs, 1000, 2.0)
+    outside = next(b for b in range(600) if b not in oracle.sequences)
+    outputs = computed(inputs)
+    assert check(oracle, outputs)[0].message == ""
+    outputs.out[8 * outside + 3] = torch.nan
+    message = oracle.check_forward(outputs).message
+    assert "NaN" in message
+    assert f"row {8 * outside + 3}" in message
+
+
+def test_infinite_missing_and_misshapen_results_are_wrong() -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    good = computed(inputs)
+    oracle = Oracle(inputs, ALL, 2.0)
+    spoilt = good.dk.clone()
+    spoilt[7, 0, 0] = torch.inf
+    assert "infinite" in oracle.check_backward(replace(good, dk=spoilt)).message
+    assert "gave none" in oracle.check_backward(replace(good, dv=None)).message
+    assert "expected shape" in oracle.check_forward(replace(good, out=good.out[:-1])).message
+
+
+def test_lse_is_checked_where_given() -> None:
+    inputs = make_inputs(CASES["causal_cross"], "cpu")
+    good = computed(inputs)
+    oracle = Oracle(inputs, ALL, 2.0)
+    without = oracle.check_forward(replace(good, lse=None))
+    assert (without.message, set(without.errors)) == ("", {"out"})
+    assert oracle.check_forward(replace(good, lse=good.lse * 1.4427)).message.startswith("lse: ")
+    assert oracle.check_forward(replace(good, lse=good.lse.T)).message.startswith("lse: expected shape")
+    blind = good.lse.isinf()
+    assert blind.any()
+    assert oracle.check_forward(replace(good, lse=torch.where(blind, torch.inf, good.lse))).message == ""
+    for bad in (torch.nan, 0.0):
+        assert "see no key" in oracle.check_forward(replace(good, lse=torch.where(blind, bad, good.lse))).message
+
+
+def test_planted_nan_must_stay_with_its_neighbours() -> None:
+    inputs = make_inputs(CASES["nonfinite"], "cpu")
+    good = computed(inputs)
+    assert good.out.isnan().any()
+    out = good.out.clone()
+    out[5] = torch.nan  # the first row of sequence 2, which is clean
+    assert "NaN" in Oracle(inputs, ALL, 2.0).check_forward(replace(good, out=out)).message
+
+
+def test_broadcast_dq_is_a_sum_over_all_sequences_whatever_the_budget() -> None:
+    inputs = make_inputs(CASES["broadcast_q"], "cpu")
+    oracle = Oracle(inputs, 1, 2.0)
+    assert len(oracle.sequences) == 7
+    good = computed(inputs)
+    assert oracle.check_backward(good).message == ""
+    assert oracle.check_backward(replace(good, dq=good.dq * 6 / 7)).message.startswith("dq: ")
+
+
+def test_tolerance_follows_the_factor() -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    outputs = computed(inputs)
+    outputs.out.mul_(1.02)
+    assert Oracle(inputs, ALL, 2.0).check_forward(outputs).message
+    assert not Oracle(inputs, ALL, 20.0).check_forward(outputs).message
+
+
+def test_sample_has_the_extremes_and_keeps_to_the_budget() -> None:
+    lengths = np.random.default_rng(0).integers(1, 400, 2000)
+    lengths[[10, 20, 30]] = 0, 1, 999
+    problem = make_problem(tiny_case(lengths_q=tuple(lengths.tolist())), "cpu")
+    chosen = choose_sequences(problem, range(2000), 20_000_000, seed=1)
+    assert chosen == sorted(set(chosen))
+    assert {0, 1999, 10, 20, 30} <= set(chosen)
+    assert 100 < len(chosen) <= MAX_SEQUENCES
+    assert (lengths[chosen] ** 2 * 2).sum() <= 20_000_000
+    assert chosen == choose_sequences(problem, range(2000), 20_000_000, seed=1)
+    assert chosen != choose_sequences(problem, range(2000), 20_000_000, seed=2)
+    assert choose_sequences(problem, range(2000), 10**12, seed=1) == list(range(2000))
+
+
+def test_oracle_counts_its_memory() -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    oracle = Oracle(inputs, ALL, 2.0)
+    before = oracle.nbytes
+    check(oracle, computed(inputs))
+    out_bytes = inputs.dout.numel() * 4
+    assert oracle.nbytes > before + out_bytes
+
+
+@pytest.mark.gpu
+def test_uninitialised_outputs_come_from_poisoned_memory() -> None:
+    problem = make_problem(tiny_case(lengths_q=(3000, 5000)), "cuda")
+    device = torch.device("cuda")
+    poison(problem, ("fwd",), device)
+    assert torch.empty(problem.out_shape, dtype=problem.dtype, device=device).isnan().all()
+    poison(problem, ("bwd",), device)
+    grads = [torch.empty(shape, dtype=problem.dtype, device=device) for shape in (problem.q_shape, problem.kv_shape)]
+    assert all(grad.isnan().all() for grad in grads)
