@@ -11,7 +11,8 @@ from harness.errors import UserError
 from harness.summary import DIRECTIONS, new_table
 
 
-def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel", rivals: tuple[str, ...] = ()) -> pd.DataFrame:
+def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel",
+           rivals: tuple[str, ...] = ()) -> pd.DataFrame:
     """One row per (variant, direction, case): ``ratio`` is the variant's latency over that of the backend ``full``.
 
     A ratio of 1.07 says that the switch which the variant lacks is worth 7 %. ``clear`` says whether the bootstrap
@@ -22,7 +23,8 @@ def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel", riva
     names = list(dict.fromkeys(rows["backend"]))
     variants = [name for name in names if name != full and name not in rivals]
     if full not in names:
-        raise UserError(f"no {scope} row of the full kernel {full!r}; backends with such rows: {', '.join(names) or 'none'}")
+        held = ", ".join(names) or "none"
+        raise UserError(f"no {scope} row of the full kernel {full!r}; backends with such rows: {held}")
     if not variants:
         raise UserError(f"no variant of {full!r} to compare; an ablation config gives each variant a name of its own")
     key = ["case_id", "case", "direction"]
@@ -84,7 +86,8 @@ def ablation_markdown(ratios: pd.DataFrame, full: str) -> str:
         if not (ratios["direction"] == direction).any():
             continue
         headings, rows = ablation_cells(ratios, direction)
-        parts += [f"Latency over that of `{full}`, {direction}, {ratios['scope'].iloc[0]} scope; `~`: within noise.", ""]
+        scope = ratios["scope"].iloc[0]
+        parts += [f"Latency over that of `{full}`, {direction}, {scope} scope; `~`: within noise.", ""]
         parts += ["| " + " | ".join(row) + " |" for row in (headings, [":--"] + ["--:"] * (len(headings) - 1), *rows)]
         parts.append("")
     return "\n".join(parts)

@@ -137,9 +137,9 @@ def cases_command(
     config: ConfigPath,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, with more columns.")] = False,
     tflops: Annotated[float, typer.Option(
-        "--tflops", min=1e-6, help="Matmul rate that the floor assumes, TFLOP/s; default as measured on an H200.")] = 690.0,
+        "--tflops", min=1e-6, help="Matmul TFLOP/s that the floor assumes; default as measured on an H200.")] = 690.0,
     tbps: Annotated[float, typer.Option(
-        "--tbps", min=1e-6, help="Copy rate that the floor assumes, TB/s; default as measured on an H200.")] = 4.3,
+        "--tbps", min=1e-6, help="Copy TB/s that the floor assumes; default as measured on an H200.")] = 4.3,
 ) -> None:
     """List a config's cases with token counts, FLOPs, bytes and the floor, without running them."""
     from harness.case_table import cases_table, describe_cases
@@ -229,7 +229,7 @@ def _draw(records: pd.DataFrame, out: Path, scope: str | None) -> None:
     except OSError as error:
         raise UserError(f"{out}: can't write the plots: {error.strerror or error}") from None
     for plot in plots:
-        typer.echo(f"plot: {plot.skipped and f'no {plot.name}: {plot.skipped}' or plot.paths[0]}")
+        typer.echo(f"plot: no {plot.name}: {plot.skipped}" if plot.skipped else f"plot: {plot.paths[0]}")
 
 
 def _say_what_a_gpu_adds(records: pd.DataFrame) -> None:

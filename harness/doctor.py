@@ -24,8 +24,8 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 ANSWER = "harness-doctor-answer: "
 WHAT_A_GPU_ADDS = (
-    "No NVIDIA GPU was used. On one (sm_80 or newer) the same commands time jfa and jfa_triton, which are only checked "
-    "here, against fa4, cudnn, fa2 and flex; `make bench` then runs configs/gem.yaml. TLX kernels need sm_90 or newer.")
+    "No NVIDIA GPU was used. On one (sm_80 or newer) the same commands time jfa and jfa_triton, which a CPU can only "
+    "check, against fa4, cudnn, fa2 and flex, and `make bench` runs configs/gem.yaml. TLX kernels need sm_90 or newer.")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,9 @@ def describe_machine() -> dict[str, Any]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             properties = torch.cuda.get_device_properties(index)
+            memory_gib = properties.total_memory / 2**30
             machine["GPU" if index == 0 else f"GPU {index}"] = (
-                f"{properties.name}, sm_{properties.major}{properties.minor}, {properties.total_memory / 2**30:.0f} GiB")
+                f"{properties.name}, sm_{properties.major}{properties.minor}, {memory_gib:.0f} GiB")
         monitor = Monitor(torch.device("cuda", 0))
         machine["driver"] = monitor.driver() or "unknown"
         problems += [f"no clock or power readings: {monitor.problem}"] if monitor.problem else []
@@ -157,8 +158,8 @@ def describe_kernels_package() -> tuple[str, str]:
             version = importlib.metadata.version("kernels")
         except importlib.metadata.PackageNotFoundError:
             return f"{found} (ours)", ""
-        return (f"{found} (ours)", f"the distribution `kernels` {version} is installed as well, which has the same import "
-                                   "name; outside a checkout it may be imported in place of ours: pip uninstall kernels")
+        return (f"{found} (ours)", f"the distribution `kernels` {version} is installed as well and has the same import "
+                                   "name; elsewhere it may be imported in place of ours: pip uninstall kernels")
     return f"{found} (not ours)", f"`import kernels` gives {found}, not {ROOT / 'kernels'}: pip uninstall kernels"
 
 

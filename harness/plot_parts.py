@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -14,10 +15,11 @@ from matplotlib.transforms import offset_copy
 
 DIRECTIONS = {"fwd": "Forward", "bwd": "Backward"}
 SHORT_STATUS = {"unsupported": "unsup.", "import_error": "import"}
-RC = {"svg.hashsalt": "harness", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9,
-      "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#666666", "axes.linewidth": 0.8,
-      "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "xtick.color": "#444444",
-      "ytick.color": "#222222", "figure.facecolor": "white", "savefig.facecolor": "white"}
+RC: dict[Any, Any] = {
+    "svg.hashsalt": "harness", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#666666", "axes.linewidth": 0.8,
+    "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "xtick.color": "#444444",
+    "ytick.color": "#222222", "figure.facecolor": "white", "savefig.facecolor": "white"}
 GREY, BAND, BAR = "#666666", "#f4f4f2", "#bbbbbb"
 ROW_IN, HEAD_IN, LEGEND_LINE_IN, FOOT_IN = 0.40, 0.82, 0.2, 0.95
 
@@ -56,7 +58,7 @@ def backend_styles(backends: Iterable[str]) -> dict[str, Style]:
 
 
 def marker(backend: str, style: Style) -> dict:
-    """Arguments of `Axes.plot` for a backend's points; ours stands out."""
+    """Arguments of matplotlib's `Axes.plot` for a backend's points; ours stands out."""
     ours = backend == "jfa"
     return {"linestyle": "none", "marker": style.marker, "markersize": style.size, "markerfacecolor": style.colour,
             "markeredgecolor": "black" if ours else "white", "markeredgewidth": 0.9 if ours else 0.4,
@@ -167,7 +169,7 @@ def mark_failures(axes: Axes, at: tuple[float, float], rows: pd.DataFrame, style
     for status, backends in _failed(rows):
         for backend in backends:
             style = styles[backend]
-            place = offset_copy(base, axes.get_figure(), *away(points), units="points")
+            place = offset_copy(base, axes.get_figure(root=True), *away(points), units="points")
             axes.plot(*at, transform=place, clip_on=False, marker=style.marker, markersize=style.size * 0.75,
                       markerfacecolor="white", markeredgecolor=style.colour, markeredgewidth=1.1, zorder=6)
             points += 8.0

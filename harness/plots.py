@@ -43,7 +43,7 @@ def draw_plots(records: pd.DataFrame, out: Path, scope: str | None = None) -> li
     if rows.empty:
         return [Plot(name, skipped=f"no row of {scope} scope") for name in PLOTS]
     out.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(parts.RC):
+    with matplotlib.rc_context(rc=parts.RC):
         return [_write(name, draw(rows), out) for name, draw in PLOTS.items()]
 
 
@@ -74,14 +74,14 @@ def _throughput(rows: pd.DataFrame) -> Figure | str:
 
 
 def _speedup(rows: pd.DataFrame) -> Figure | str:
-    text = (f"{parts.caption(rows)} Median latency of FA4 over the backend's, with bootstrap 95 % intervals; each mean is "
-            "over the cases that the backend has times for.")
+    text = (f"{parts.caption(rows)} Median latency of FA4 over the backend's, with bootstrap 95 % intervals; each mean "
+            "is over the cases that the backend has times for.")
     rows = rows[rows["backend"] != "fa4"].rename(columns={
         "speedup_vs_fa4": "value", "speedup_vs_fa4_ci_low": "low", "speedup_vs_fa4_ci_high": "high"})
     if not (rows["value"] > 0).any():
         return "nothing was timed on the same case as an ok row of fa4"
-    figure, drawn = _dot_panels(rows, "Speed-up over FA4 in the same run (log scale, right of the line is faster)", text,
-                                mean_row=True)
+    figure, drawn = _dot_panels(rows, "Speed-up over FA4 in the same run (log scale, right of the line is faster)",
+                                text, mean_row=True)
     seen = rows[["value", "low", "high"]]
     low, high = min(seen.min().min() / 1.1, 0.8), max(seen.max().max() * 1.12, 1.25)
     ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10, 20, 50, 100)

@@ -31,13 +31,16 @@ class LineListener(Listener):
         self._cases = self._done = 0
 
     def started(self, run_id: str, out_dir: Path, cases: Sequence[Case], n_rows: int) -> None:
+        """What is left to do."""
         self._begin, self._cases = time.monotonic(), len(cases)
         self._print(f"{run_id}: {len(cases)} cases, {n_rows} rows, into {out_dir}")
 
     def note(self, text: str) -> None:
+        """Prints it."""
         self._print(text)
 
     def case_finished(self, case: Case, records: Sequence[Record]) -> None:
+        """Counts the case's rows."""
         self._done += 1
         spent = time.monotonic() - self._begin
         left = spent / self._done * (self._cases - self._done)
@@ -59,24 +62,30 @@ class BarListener(Listener):
         self._halves = 0
 
     def started(self, run_id: str, out_dir: Path, cases: Sequence[Case], n_rows: int) -> None:
+        """What is left to do."""
         self._print(f"{run_id}: {len(cases)} cases, {n_rows} rows, into {out_dir}")
         self._progress.update(self._task, total=2 * n_rows)
         self._progress.start()
 
     def note(self, text: str) -> None:
+        """Prints it."""
         self._print(text)
 
     def case_started(self, case: Case) -> None:
+        """Names the case."""
         self._describe(case, "checking")
 
     def prepared(self, case: Case, backend: str, statuses: Mapping[tuple[str, str], Status]) -> None:
+        """Names the backend."""
         self._describe(case, f"checked {backend}")
         self._progress.advance(self._task, len(statuses))
 
     def block_timed(self, case: Case, backend: str, direction: str, scope: str, n_samples: int) -> None:
+        """Names the row."""
         self._describe(case, f"timing {backend} {direction} {scope}")
 
     def case_finished(self, case: Case, records: Sequence[Record]) -> None:
+        """Counts the case's rows."""
         self._halves += 2 * len(records)
         self._progress.update(self._task, completed=self._halves)
         bad = [record for record in records if record.status not in (Status.OK, Status.UNTIMED, Status.UNSUPPORTED)]
@@ -85,6 +94,7 @@ class BarListener(Listener):
             self._print(text)
 
     def finished(self, result: RunResult) -> None:
+        """Stops the bar."""
         self._describe(None, "interrupted" if result.interrupted else "done")
         self._progress.stop()
 

@@ -78,7 +78,7 @@ def _figures(row: pd.DataFrame, factor: float) -> list[Text | str]:
         return [Text(str(found["status"]), style=style), "", ""]
     speedup, share = found["speedup_vs_fa4"], found["floor_share"]
     return [significant(found["tflops"] * factor), "" if pd.isna(speedup) else f"{speedup:.2f}x",
-            "" if pd.isna(share) else f"{share:.0%}"]
+            "" if pd.isna(share) else f"{share:.0%}" if share >= 0.005 else "<1%"]
 
 
 def mean_table(records: pd.DataFrame) -> Table | None:

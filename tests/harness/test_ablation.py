@@ -60,7 +60,7 @@ def test_markdown_is_a_table_per_direction(records):
 
 
 def test_nothing_to_compare_is_said(records):
-    with pytest.raises(UserError, match="no kernel row of the full kernel 'solo'.*jfa-no-zigzag"):
+    with pytest.raises(UserError, match=r"no kernel row of the full kernel 'solo'.*jfa-no-zigzag"):
         ablate(records, full="solo")
     with pytest.raises(UserError, match="no variant of 'jfa'"):
         ablate(records[records["backend"].isin(["jfa", "fa4"])], rivals=("fa4",))

@@ -120,8 +120,8 @@ def test_value_of_a_wrong_type_in_a_csv_names_line_and_column(csv):
     assert "'many'" in error
 
 
-@pytest.mark.parametrize("arguments", [["run"], ["run", "x.yaml", "--no-such"], ["plott"], ["plot", "x.csv", "--scope", "all"],
-                                       ["cases", "x.yaml", "--tbps", "0"]])
+@pytest.mark.parametrize("arguments", [["run"], ["run", "x.yaml", "--no-such"], ["plott"],
+                                       ["plot", "x.csv", "--scope", "all"], ["cases", "x.yaml", "--tbps", "0"]])
 def test_bad_usage(arguments):
     assert "rror" in harness(*arguments, code=2)
 

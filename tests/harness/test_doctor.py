@@ -27,7 +27,8 @@ def test_report_says_what_runs_and_why_the_rest_does_not(monkeypatch):
     assert report.usable
     assert [(each.name, each.available, each.timed) for each in report.backends] == [
         ("jfa", True, False), ("fa4", False, False), ("padded", True, True)]
-    assert json.loads(json.dumps(report.to_json()))["backends"][1]["reason"] == "killed by signal 11: Segmentation fault"
+    plain = json.loads(json.dumps(report.to_json()))
+    assert plain["backends"][1]["reason"] == "killed by signal 11: Segmentation fault"
     console = Console(file=io.StringIO(), width=60)
     doctor.print_report(console, report)
     text = console.file.getvalue()

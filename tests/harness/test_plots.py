@@ -37,8 +37,8 @@ def test_draws_every_plot_as_png_and_svg(gem, tmp_path):
         assert wanted in texts
     assert [texts.count(status) for status in ("wrong", "hang", "oom", "crash", "unsup.")] == [2, 2, 2, 2, 4]
     caption = " ".join(texts)
-    assert all(part in caption for part in ("Example GPU", "driver 555.55", "CUDA 13.0", "torch 2.99.0", "fbtriton 3.99.0",
-                                            "FA4 4.0.0b99", "kernel scope"))
+    assert all(part in caption for part in ("Example GPU", "driver 555.55", "CUDA 13.0", "torch 2.99.0",
+                                            "fbtriton 3.99.0", "FA4 4.0.0b99", "kernel scope"))
 
 
 def test_svg_is_the_same_for_the_same_records(gem, tmp_path):
