@@ -1,0 +1,308 @@
+"""TLX jagged flash attention, backward, for Hopper (sm_90a): the warp-specialised kernel.
+
+A CTA is persistent and walks its own slice of a list of tiles; a tile is one block of 128 KV rows of one (sequence, KV
+head). Its steps are the blocks of Q that see it, for each query head of the group. Per step, in the units of the
+operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T (dP^T - delta), then dV += P^T dO,
+dK += dS^T Q and dQ = dS K. Each consumer owns 64 KV rows, with dV and dK in registers; dS^T passes through SMEM, so
+that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
+
+    role       warps         does
+    (default)  4             nothing; it gives its registers away
+    consumer   4 x 2         all matmuls; stages dQ and dK for the writer; stores dV
+    loader     1             TMA loads of K, V, Q, dO, and of each block's lse and delta
+    writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK
+
+    buffer        blocks         holds
+    k, v          NUM_KV x 2     [64, D]; V's slot carries dV out
+    q, do         NUM_Q, NUM_DO  [BLOCK_M, D]
+    ds            2              [64, BLOCK_M], dS^T of each consumer
+    staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dK going out
+
+    barrier          completed by                          waited for by
+    k_full, v_full   the TMA's bytes                       consumers, at the tile's start
+    k_empty          both consumers, last dQ done          loader
+    v_empty          both consumers, dV has left           loader
+    q_full, do_full  the TMA's bytes                       consumers
+    q_empty/do_empty both consumers, dK / dV done          loader
+    ready            writer: the slot's last store has     consumers, before they use the slot
+                     been read, or the partial is there
+    full             the consumer, having filled the slot  writer
+    named 10         both consumers: dQ has read dS        both, before they write dS
+    named 9          both consumers: dS is written         both, before dQ
+
+What becomes of a step's dQ depends on its block of Q and two numbers of the tile (see `kernels.hopper.backward_schedule`):
+it is the *first* to touch the block, the *last*, both or neither. Last: the sum is complete and leaves as dq itself, with
+what is in the accumulator buffer added. Otherwise it is stored (first) or reduce-added there in fp32. Steps that need a mask or
+add a partial are at the two ends of the walk; the steps between are free of both.
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.hopper.ragged import load_rows, store_rows
+
+FIELDS = tl.constexpr(24)  # int32 fields of a tile record
+HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
+
+
+@triton.jit
+def _stores_done(x):
+    """Wait until this thread's bulk stores are complete and visible, not only read, for later bulk accesses too."""
+    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
+                                     tl.int32, False, 1)
+
+
+@triton.jit
+def _step(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase, do_full,
+          do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale, record, left,
+          right, CID: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr,
+          EARLY_DV: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Step ``i`` of a walk; ``cut``: it needs the mask; ``partial``: the staging holds what its dQ is to be added to."""
+    tlx.barrier_wait(q_full, q_phase)
+    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, BLOCK_M]
+    tlx.barrier_wait(do_full, do_phase)
+    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, BLOCK_M]
+    lse = tlx.local_load(lse_smem)
+    s = tlx.async_dot_wait(1, s)
+    p = tl.math.exp2(s * scale_log2 - lse[None, :])
+    if cut:
+        k_len = tl.load(record + 4)
+        kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
+        visible = kv_row[:, None] < k_len
+        if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
+            at = (tl.load(record + 9) + i) * BLOCK_M + k_len - tl.load(record + 1) + tl.arange(0, BLOCK_M)
+            if HAS_RIGHT:
+                visible &= kv_row[:, None] <= (at + right)[None, :]
+            if HAS_LEFT:
+                visible &= kv_row[:, None] >= (at - left)[None, :]
+        p = tl.where(visible, p, 0.0)  # not before the exp2: without a key, that would be inf for an lse below -88
+    p16 = p.to(DTYPE)
+    if EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, D]
+        dp = tlx.async_dot_wait(1, dp)
+    else:
+        dp = tlx.async_dot_wait(0, dp)
+    delta = tlx.local_load(delta_smem)
+    ds = (p * (dp - delta[None, :])).to(DTYPE)
+    if not EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, D]
+    tlx.named_barrier_wait(10, 256)
+    tlx.local_store(ds_smem[CID], ds)
+    tlx.fence("async_shared")
+    tlx.named_barrier_wait(9, 256)
+    if D == 128:  # dQ split by columns
+        ds0 = tlx.local_trans(ds_smem[0])
+        ds1 = tlx.local_trans(ds_smem[1])
+        k0 = tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64])
+        k1 = tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64])
+    else:  # by rows
+        ds0 = tlx.local_trans(tlx.local_slice(ds_smem[0], [0, CID * 64], [64, 64]))
+        ds1 = tlx.local_trans(tlx.local_slice(ds_smem[1], [0, CID * 64], [64, 64]))
+        k0 = k_smem[k_slot]
+        k1 = k_smem[k_slot + 1]
+    tlx.barrier_wait(ready, ready_phase)
+    if partial:
+        dq = tlx.local_load(staging)
+    else:
+        dq = tl.zeros([64, 64], tl.float32)
+    dq = tlx.async_dot(ds0, k0, dq)  # [64, 64]
+    dq = tlx.async_dot(ds1, k1, dq)
+    dk = tlx.async_dot(ds, q, dk)  # [64, D]
+    dv = tlx.async_dot_wait(3, dv)
+    tlx.barrier_arrive(do_empty)
+    dq = tlx.async_dot_wait(1, dq)
+    if last:
+        tlx.local_store(final, (dq * scale).to(DTYPE))
+    else:
+        tlx.local_store(staging, dq)
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(full)
+    dk = tlx.async_dot_wait(0, dk)
+    tlx.barrier_arrive(q_empty)
+    return dk, dv
+
+
+@triton.jit
+def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds, num_blocks,
+                    scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
+                    NUM_DO: tl.constexpr, NUM_KV: tl.constexpr, STAGES: tl.constexpr, EARLY_DV: tl.constexpr,
+                    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+    """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
+
+    ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
+    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and delta, +inf and 0 where
+    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows.
+    """
+    DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    k_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
+    v_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
+    q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
+    do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
+    ds_smem = tlx.local_alloc((HALF, BLOCK_M), DTYPE, 2)
+    staging = tlx.local_alloc((HALF, HALF), tl.float32, STAGES * 2)
+    final = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 4, reuse=staging)
+    dk_out = tlx.local_alloc((HALF, D), DTYPE, STAGES * 256 // D, reuse=staging)
+    lse_smem = tlx.local_alloc((BLOCK_M,), tl.float32, NUM_Q)
+    delta_smem = tlx.local_alloc((BLOCK_M,), tl.float32, NUM_Q)
+    DK: tl.constexpr = 128 // D  # slots of dk_out to one of the staging
+    k_full = tlx.alloc_barriers(NUM_KV)
+    v_full = tlx.alloc_barriers(NUM_KV)
+    k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
+    v_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
+    q_full = tlx.alloc_barriers(NUM_Q)
+    q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
+    do_full = tlx.alloc_barriers(NUM_DO)
+    do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
+    ready = tlx.alloc_barriers(STAGES * 2)
+    full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
+    pid = tl.program_id(0)
+    begin = tl.load(bounds + pid)
+    end = tl.load(bounds + pid + 1)
+
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            pass
+
+        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
+            cid: tl.constexpr = tlx.async_task_replica_id()
+            n_step = 0
+            n_kv = 0
+            steps = tl.load(tiles + begin * FIELDS + 6)
+            for t in tl.range(begin, end, num_stages=1):
+                # early, as it costs a trip to L2; the record's other fields are in L1 after it
+                steps2 = tl.load(tiles + tl.minimum(t + 1, end - 1) * FIELDS + 6)
+                record = tiles + t * FIELDS
+                cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
+                partials, lasts = tl.load(record + 10), tl.load(record + 12)
+                kb = n_kv % NUM_KV
+                kv_phase = (n_kv // NUM_KV) & 1
+                dk = tl.zeros([HALF, D], tl.float32)
+                dv = tl.zeros([HALF, D], tl.float32)
+                tlx.barrier_wait(k_full[kb], kv_phase)
+                tlx.barrier_wait(v_full[kb], kv_phase)
+                for _ in tl.range(0, GROUP, num_stages=1):
+                    for i in tl.range(0, steps, num_stages=1):
+                        qb = n_step % NUM_Q
+                        db = n_step % NUM_DO
+                        use = n_step + n_kv
+                        slot = use % STAGES * 2 + cid
+                        cut = i < cut0
+                        if HAS_LEFT:
+                            cut |= i >= cut1
+                        dk, dv = _step(
+                            k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
+                            lse_smem[qb], delta_smem[qb], kb * 2, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
+                            do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
+                            (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2,
+                            scale, record, left, right, cid, BLOCK_M, D, DTYPE, EARLY_DV, HAS_LEFT, HAS_RIGHT)
+                        n_step += 1
+                tlx.barrier_arrive(k_empty[kb])
+                k_start, k_len = tl.load(record + 3), tl.load(record + 4)
+                row = tl.load(record + 5) + cid * 64
+                column = tl.load(record + 13) * D
+                tlx.local_store(v_smem[kb * 2 + cid], dv.to(DTYPE))
+                tlx.fence("async_shared")
+                store_rows(desc_dv, v_smem[kb * 2 + cid], k_start, k_len, row, column)
+                use = n_step + n_kv
+                slot = use % STAGES * 2 + cid
+                tlx.barrier_wait(ready[slot], (use // STAGES) & 1)
+                tlx.local_store(dk_out[slot * DK], (dk * scale).to(DTYPE))
+                tlx.fence("async_shared")
+                tlx.barrier_arrive(full[slot])
+                tlx.async_descriptor_store_wait(0)
+                tlx.barrier_arrive(v_empty[kb])
+                n_kv += 1
+                steps = steps2
+
+        with tlx.async_task(num_warps=1, registers=24):  # loader
+            n_step = 0
+            n_kv = 0
+            for t in tl.range(begin, end, num_stages=1):
+                record = tiles + t * FIELDS
+                q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
+                k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+                steps, m_first = tl.load(record + 6), tl.load(record + 9)
+                head, block = tl.load(record + 13), tl.load(record + 14)
+                kb = n_kv % NUM_KV
+                kv_phase = ((n_kv // NUM_KV) & 1) ^ 1
+                tlx.barrier_wait(k_empty[kb], kv_phase)
+                tlx.barrier_expect_bytes(k_full[kb], 2 * HALF * D * 2)
+                for c in tl.static_range(2):
+                    load_rows(desc_k, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, k_full[kb])
+                if steps == 0:
+                    tlx.barrier_wait(v_empty[kb], kv_phase)
+                    tlx.barrier_arrive(v_full[kb])
+                for g in tl.range(0, GROUP, num_stages=1):
+                    head_q = head * GROUP + g
+                    for i in tl.range(0, steps, num_stages=1):
+                        m = m_first + i
+                        qb = n_step % NUM_Q
+                        db = n_step % NUM_DO
+                        at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * BLOCK_M)
+                        tlx.barrier_wait(q_empty[qb], ((n_step // NUM_Q) & 1) ^ 1)
+                        tlx.barrier_expect_bytes(q_full[qb], BLOCK_M * D * 2 + 2 * BLOCK_M * 4)
+                        load_rows(desc_q, q_smem[qb], q_start, q_len, m * BLOCK_M, head_q * D, q_full[qb])
+                        tlx.async_load(at, lse_smem[qb], bulk=True, barrier=q_full[qb])
+                        tlx.async_load(at + BLOCK_M, delta_smem[qb], bulk=True, barrier=q_full[qb])
+                        if g + i == 0:
+                            tlx.barrier_wait(v_empty[kb], kv_phase)
+                            tlx.barrier_expect_bytes(v_full[kb], 2 * HALF * D * 2)
+                            for c in tl.static_range(2):
+                                load_rows(desc_v, v_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, v_full[kb])
+                        tlx.barrier_wait(do_empty[db], ((n_step // NUM_DO) & 1) ^ 1)
+                        tlx.barrier_expect_bytes(do_full[db], BLOCK_M * D * 2)
+                        load_rows(desc_do, do_smem[db], o_start, q_len, m * BLOCK_M, head_q * D, do_full[db])
+                        n_step += 1
+                n_kv += 1
+
+        with tlx.async_task(num_warps=1, registers=24):  # writer
+            n_use = 0
+            ROW: tl.constexpr = 0 if D == 128 else 64  # where consumer 1's part of dQ begins
+            COLUMN: tl.constexpr = 64 if D == 128 else 0
+            for t in tl.range(begin, end, num_stages=1):
+                record = tiles + t * FIELDS
+                q_start, q_len = tl.load(record), tl.load(record + 1)
+                steps, m_first = tl.load(record + 6), tl.load(record + 9)
+                partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
+                head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
+                if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
+                    _stores_done(n_use)
+                for g in tl.range(0, GROUP, num_stages=1):
+                    column = (head * GROUP + g) * D
+                    for i in tl.range(0, steps, num_stages=1):
+                        m = m_first + i
+                        first = i >= firsts
+                        last = i < lasts
+                        row = (acc_block + g * acc_group + m) * BLOCK_M
+                        for c in tl.static_range(2):
+                            slot = n_use % STAGES * 2 + c
+                            tlx.async_descriptor_store_wait(2 * STAGES - 1 - c)
+                            if i < partials:
+                                tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
+                                tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot])
+                            else:
+                                tlx.barrier_arrive(ready[slot])
+                        for c in tl.static_range(2):
+                            slot = n_use % STAGES * 2 + c
+                            tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
+                            if last:
+                                store_rows(desc_dq, final[2 * slot], q_start, q_len, m * BLOCK_M + c * ROW,
+                                           column + c * COLUMN)
+                            elif first:
+                                tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN])
+                            else:
+                                tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
+                                                           store_reduce="add")
+                        n_use += 1
+                for c in tl.static_range(2):
+                    slot = n_use % STAGES * 2 + c
+                    tlx.async_descriptor_store_wait(2 * STAGES - 1 - c)
+                    tlx.barrier_arrive(ready[slot])
+                k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+                for c in tl.static_range(2):
+                    slot = n_use % STAGES * 2 + c
+                    tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
+                    store_rows(desc_dk, dk_out[slot * DK], k_start, k_len, n0 + c * 64, head * D)
+                n_use += 1
+            _stores_done(n_use)

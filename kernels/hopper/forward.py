@@ -1,0 +1,206 @@
+"""TLX jagged flash attention, forward, for Hopper (sm_90a): kernel and launcher.
+
+CTAs are persistent. A worker (STREAMS of them in a CTA) is one loader and GROUPS consumer groups; it walks items
+``(tile, head)``, and a tile is 64 * GROUPS query rows of one sequence.
+
+    role       warps                          does
+    loader     4 (default task) or 1          TMA loads of Q, K, V; draws the items when DYNAMIC   forward_loader.py
+    consumer   4 each, GROUPS a worker        64 rows each: S, softmax, O; stores O and LSE        forward_consumer.py
+
+    buffer     blocks a worker   holds
+    q_smem     NUM_Q * GROUPS    [64, D], the rows of one group
+    k_smem     NUM_K             [BLOCK_N, D]
+    v_smem     NUM_V             [BLOCK_N, D]
+    o_smem     GROUPS            [64, D], staging of the TMA store; with O_IN_V the last V's slot serves instead
+    item_smem  ITEM_SLOTS        [32] copies of the next item's number (DYNAMIC only)
+
+    barrier          completed by                        waited for by
+    q/k/v_full       the TMA's bytes                     the worker's consumers
+    q/k/v_empty      every group, wgmma awaited          loader, before it fills the slot again
+    item_full/empty  loader / every group                consumers / loader (DYNAMIC only)
+    named 9, 10      the other group, having issued      groups 0, 1, before they issue (PINGPONG only)
+
+KV blocks run from the last to the first: blocks that a bound cuts come first, full ones follow without any mask, and
+a window's left edge comes last. A tile that sees no key runs one block that is masked out: O = 0 and LSE = -inf.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.hopper.forward_consumer import consume, consume_overlapped
+from kernels.hopper.forward_loader import load
+from kernels.hopper.options import HopperForwardOptions
+from kernels.hopper.ragged import packed_descriptor
+from kernels.hopper.work import ITEM_SLOTS, Config, Ring, Work
+from kernels.problem import JaggedProblem
+from kernels.tile_schedule import TileShape, tile_records
+
+LOG2_E = math.log2(math.e)
+L2_BYTES = 50 * 2**20  # of an H100 or H200
+ROWS = tl.constexpr(64)  # query rows of one consumer group: wgmma's M
+
+
+@triton.jit
+def _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP: tl.constexpr,
+              STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
+    if OVERLAP:
+        consume_overlapped(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM, CID, c)
+    else:
+        consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM, CID, c)
+
+
+@triton.jit
+def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, lse_stride,
+                   scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr, GROUPS: tl.constexpr,
+                   BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_K: tl.constexpr,
+                   NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr, PINGPONG: tl.constexpr,
+                   WARP_BAR: tl.constexpr, SKIP: tl.constexpr, RESIDENT: tl.constexpr, PEEL: tl.constexpr,
+                   OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, CARRY_FP32: tl.constexpr, ZIGZAG: tl.constexpr,
+                   DYNAMIC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+    """See the top of the file; `kernels.hopper.options` says what each switch does.
+
+    ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``counter`` int32 [2], zero at start and at exit; ``scale``
+    is softmax_scale * log2(e); ``lse`` fp32 [num_heads, lse_stride], natural log; ``left`` and ``right`` as in Mask.
+    """
+    DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    P_DTYPE: tl.constexpr = tl.float32 if CARRY_FP32 else DTYPE
+    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, SKIP, RESIDENT,
+                             PEEL, PREFETCH, ZIGZAG, DYNAMIC, HAS_LEFT, HAS_RIGHT, DTYPE, P_DTYPE)
+    q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
+    k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
+    v_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_V)
+    if O_IN_V:
+        o_smem = v_smem
+    else:
+        o_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * GROUPS)
+    q_full = tlx.alloc_barriers(STREAMS * NUM_Q)
+    k_full = tlx.alloc_barriers(STREAMS * NUM_K)
+    v_full = tlx.alloc_barriers(STREAMS * NUM_V)
+    if WARP_BAR:
+        q_empty = tlx.alloc_warp_barrier(STREAMS * NUM_Q, num_warps=4 * GROUPS)
+        k_empty = tlx.alloc_warp_barrier(STREAMS * NUM_K, num_warps=4 * GROUPS)
+        v_empty = tlx.alloc_warp_barrier(STREAMS * NUM_V, num_warps=4 * GROUPS)
+    else:
+        q_empty = tlx.alloc_barriers(STREAMS * NUM_Q, arrive_count=GROUPS)
+        k_empty = tlx.alloc_barriers(STREAMS * NUM_K, arrive_count=GROUPS)
+        v_empty = tlx.alloc_barriers(STREAMS * NUM_V, arrive_count=GROUPS)
+    q_ring = Ring(q_smem, q_full, q_empty)
+    k_ring = Ring(k_smem, k_full, k_empty)
+    v_ring = Ring(v_smem, v_full, v_empty)
+    if DYNAMIC:
+        item_smem = tlx.local_alloc((32,), tl.int32, STREAMS * ITEM_SLOTS)
+        item_full = tlx.alloc_barriers(STREAMS * ITEM_SLOTS)
+        item_empty = tlx.alloc_barriers(STREAMS * ITEM_SLOTS, arrive_count=GROUPS)
+        items = Ring(item_smem, item_full, item_empty)
+    else:
+        items = q_ring  # not used
+    work = Work(tiles, counter, num_items, num_heads, group_size, left, right)
+
+    with tlx.async_tasks():
+        if LOADER_WARPS == 4:
+            with tlx.async_task("default"):
+                load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, 0, c)
+            with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=GROUPS):
+                cid: tl.constexpr = tlx.async_task_replica_id()
+                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP, 0, cid,
+                          c)
+        else:
+            with tlx.async_task("default"):
+                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP, 0, 0, c)
+            with tlx.async_task(num_warps=1, registers=24, replicate=STREAMS):
+                stream: tl.constexpr = tlx.async_task_replica_id()
+                load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, stream, c)
+        if LOADER_WARPS == 1 and STREAMS * GROUPS > 1:
+            with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=STREAMS * GROUPS - 1):
+                group: tl.constexpr = tlx.async_task_replica_id() + 1
+                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP,
+                          group // GROUPS, group % GROUPS, c)
+
+
+def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+            options: HopperForwardOptions) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(out, lse)`` of a jagged attention, shapes as in `JaggedProblem`. Launches one kernel, without a sync.
+
+    The tile list is built on the host from the layouts' offsets, copied once and cached on the K layout. Tensors
+    whose heads are not contiguous are copied first. Raises `ValueError` for options that can't run the problem.
+    """
+    reason = options.why_not(problem.head_dim, problem.mask)
+    if reason:
+        raise ValueError(f"Hopper forward, variant {options.variant}: {reason}")
+    device = q.device
+    heads, dim = problem.num_heads_q, problem.head_dim
+    out = torch.empty(problem.out_shape, device=device, dtype=problem.dtype)
+    lse = torch.empty((heads, problem.layout_q.total), device=device, dtype=torch.float32)
+    if problem.layout_q.total == 0:
+        return out, lse
+    if problem.layout_k.total == 0:
+        return out.zero_(), lse.fill_(-torch.inf)
+    tiles = device_tiles(problem, options, device)
+    items = tiles.shape[0] * heads
+    ctas = min(sm_count(device) * options.ctas_per_sm, -(-items // options.streams))
+    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
+    left, right = (0 if bound is None else min(bound, longest) for bound in (problem.mask.left, problem.mask.right))
+    jagged_forward[(ctas,)](
+        packed_descriptor(q, 64, dim), packed_descriptor(k, options.block_n, dim),
+        packed_descriptor(v, options.block_n, dim), packed_descriptor(out, 64, dim), lse, tiles,
+        _counter(problem, device) if options.schedule == "dynamic" else tiles, items, heads, problem.group_size,
+        problem.layout_q.total, problem.softmax_scale * LOG2_E, left, right,
+        **kernel_constants(problem, options), num_warps=4, num_stages=1, **launch_options(options))
+    return out, lse
+
+
+def kernel_constants(problem: JaggedProblem, options: HopperForwardOptions) -> dict[str, int | bool]:
+    """The kernel's compile-time arguments."""
+    return {
+        "LOADER_WARPS": options.loader_warps, "STREAMS": options.streams, "GROUPS": options.consumer_groups,
+        "BLOCK_N": options.block_n, "D": problem.head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
+        "NUM_V": options.v_buffers, "Q_REG": options.q_in_registers, "O_IN_V": options.o_in_v,
+        "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "SKIP": options.skip_inactive,
+        "RESIDENT": options.kv_resident_reps > 1, "PEEL": options.peel_masks, "OVERLAP": options.overlap_tiles,
+        "PREFETCH": options.prefetch_next_tile, "CARRY_FP32": options.carry_p_fp32,
+        "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
+        "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
+        "REGISTERS": options.registers,
+    }
+
+
+def launch_options(options: HopperForwardOptions) -> dict[str, int]:
+    """Compiler options beside the number of warps and stages."""
+    return {} if options.max_registers is None else {"maxnreg": options.max_registers}
+
+
+def device_tiles(problem: JaggedProblem, options: HopperForwardOptions, device: torch.device) -> torch.Tensor:
+    """Tile records int32 ``[T, 8]`` on the device, cached on the K layout: layers sharing a batch share them."""
+    order = "sorted" if options.schedule in ("zigzag", "dynamic") else options.schedule
+    shape = TileShape(options.block_m, options.block_n, options.kv_resident_reps, options.resident_blocks)
+    kv_bytes = 4 * problem.layout_k.total * problem.num_heads_kv * problem.head_dim
+    by_tile = kv_bytes <= L2_BYTES // 2 and not problem.mask.is_full
+    partner = problem.layout_q.max_seqlen if problem.broadcast_q else problem.layout_q
+    key = ("tiles", partner, problem.broadcast_q, shape, order, problem.mask, by_tile, device)
+
+    def build() -> torch.Tensor:
+        records = torch.from_numpy(tile_records(problem.layout_q, problem.layout_k, shape, order, problem.mask,
+                                                problem.broadcast_q, by_tile))
+        return records.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else records
+
+    return problem.layout_k.cached(key, build)
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    """Streaming multiprocessors of a CUDA device."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _counter(problem: JaggedProblem, device: torch.device) -> torch.Tensor:
+    """The counter of ``dynamic``, one per stream: launches on one stream follow each other, and each clears it."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = ("counter", device, stream)
+    return problem.layout_k.cached(key, lambda: torch.zeros(2, dtype=torch.int32, device=device))

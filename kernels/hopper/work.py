@@ -1,0 +1,130 @@
+"""What loader and consumers must agree on: which item comes next, and which KV blocks a tile walks.
+
+An item is one head of one tile: item ``i`` is tile ``i // num_heads``, head ``i % num_heads``. A worker is one
+loader with its consumers; a CTA holds ``STREAMS`` of them. Both sides derive everything from the same tile record.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+ITEM_SLOTS = tl.constexpr(4)
+FIELDS = tl.constexpr(8)  # int32 fields of a tile record, see kernels.tile_schedule
+
+
+class Config(NamedTuple):
+    """Compile-time switches of one kernel; `kernels.hopper.options` says what each does."""
+
+    STREAMS: tl.constexpr
+    GROUPS: tl.constexpr
+    BLOCK_N: tl.constexpr
+    D: tl.constexpr
+    NUM_Q: tl.constexpr
+    NUM_K: tl.constexpr
+    NUM_V: tl.constexpr
+    Q_REG: tl.constexpr
+    O_IN_V: tl.constexpr
+    PINGPONG: tl.constexpr
+    SKIP: tl.constexpr
+    RESIDENT: tl.constexpr
+    PEEL: tl.constexpr
+    PREFETCH: tl.constexpr
+    ZIGZAG: tl.constexpr
+    DYNAMIC: tl.constexpr
+    HAS_LEFT: tl.constexpr
+    HAS_RIGHT: tl.constexpr
+    DTYPE: tl.constexpr
+    P_DTYPE: tl.constexpr
+
+
+class Ring(NamedTuple):
+    """Slots in shared memory, and the barriers that say full and empty."""
+
+    smem: tlx.buffered_tensor
+    full: tlx.mbarrier
+    empty: tlx.mbarrier
+
+
+class Work(NamedTuple):
+    """Runtime arguments that describe the items; ``counter`` int32 [2] is zero at start and at exit."""
+
+    tiles: tl.tensor
+    counter: tl.tensor
+    num_items: tl.tensor
+    num_heads: tl.tensor
+    group_size: tl.tensor
+    left: tl.tensor
+    right: tl.tensor
+
+
+@triton.jit
+def record_of(work, item):
+    """Pointer to the record of the item's tile; of the last tile for an item past the end."""
+    return work.tiles + (tl.minimum(item, work.num_items - 1) // work.num_heads) * FIELDS
+
+
+@triton.jit
+def dealt_item(turn, worker, workers, ZIGZAG: tl.constexpr):
+    """The item that a worker takes at its ``turn``-th turn: dealt in rows, every other row backwards if ZIGZAG."""
+    place = worker
+    if ZIGZAG:
+        place = tl.where(turn % 2 == 1, workers - 1 - worker, worker)
+    return turn * workers + place
+
+
+@triton.jit
+def draw_item(work, items, turn, workers, FIRST: tl.constexpr):
+    """Loader: draw the next item from the counter and hand it to the consumers."""
+    item = tl.atomic_add(work.counter, 1) + workers
+    slot = FIRST + turn % ITEM_SLOTS
+    tlx.barrier_wait(items.empty[slot], ((turn // ITEM_SLOTS) & 1) ^ 1)
+    tlx.local_store(items.smem[slot], tl.full([32], 0, tl.int32) + item)
+    tlx.barrier_arrive(items.full[slot])
+    return item
+
+
+@triton.jit
+def receive_item(items, turn, FIRST: tl.constexpr):
+    """Consumer: what `draw_item` drew at this turn. The consumer releases the slot when its tile is done."""
+    slot = FIRST + turn % ITEM_SLOTS
+    tlx.barrier_wait(items.full[slot], (turn // ITEM_SLOTS) & 1)
+    return tl.max(tlx.local_load(items.smem[slot]), 0)
+
+
+@triton.jit
+def reset_counter(work, workers):
+    """Loader, after its last item: every draw of a launch precedes its last worker's exit, which clears the counter."""
+    if tl.atomic_add(work.counter + 1, 1) == workers - 1:
+        tl.store(work.counter, 0)
+        tl.store(work.counter + 1, 0)
+
+
+@triton.jit
+def kv_range(q_len, m_row, k_len, work, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
+             HAS_RIGHT: tl.constexpr, PEEL: tl.constexpr):
+    """``(low, n, head, tail)``: blocks ``low ... low + n - 1``, of which the top ``head`` and bottom ``tail`` need masks.
+
+    ``n >= head >= 1``. Block ``i`` of the walk is ``low + n - 1 - i``. Without PEEL every block gets the mask.
+    """
+    shift = k_len - q_len
+    last_row = tl.minimum(m_row + BLOCK_M, q_len) - 1
+    high = k_len
+    full_high = k_len
+    low = 0
+    if HAS_RIGHT:
+        high = tl.minimum(tl.maximum(last_row + shift + work.right + 1, 0), k_len)
+        full_high = tl.minimum(tl.maximum(m_row + shift + work.right + 1, 0), k_len)
+    if HAS_LEFT:
+        low = tl.minimum(tl.maximum(m_row + shift - work.left, 0), k_len) // BLOCK_N
+    n = tl.maximum(tl.cdiv(high, BLOCK_N) - low, 1)
+    head = tl.maximum(low + n - tl.maximum(full_high // BLOCK_N, low), 1)
+    tail = 0
+    if HAS_LEFT:
+        full_low = tl.cdiv(tl.minimum(tl.maximum(last_row + shift - work.left, 0), k_len), BLOCK_N)
+        tail = tl.minimum(tl.maximum(full_low - low, 0), n - head)
+    if not PEEL:
+        head = n
+        tail = 0
+    return low, n, head, tail
