@@ -108,10 +108,6 @@ class Encoded(AutogradOperation):
         """Whether the forward of a scope was called."""
         return (self._kernel if scope == "kernel" else self._operation).out is not None
 
-    def forget(self) -> None:
-        """Lets go of kernel-scope results."""
-        self._kernel = Results()
-
     def _mask_arguments(self) -> dict[str, Any]:
         mask = self.problem.mask
         return {"softmax_scale": self.problem.softmax_scale, "causal": mask.right == 0,
@@ -183,8 +179,8 @@ def _milliseconds(run: Callable[[], None]) -> float:
     return start.elapsed_time(end) / TRIAL_RUNS
 
 
-# (case_id, direction) -> index of the best encoding, and what the trial found
-Trials = dict[tuple[str, str], tuple[int, str]]
+# (case_id, direction) -> the best encoding, and what the trial found
+Trials = dict[tuple[str, str], tuple[Encoding, str]]
 
 
 class FlashAttention4Operation(Operation):
@@ -194,11 +190,13 @@ class FlashAttention4Operation(Operation):
     """
 
     def __init__(self, inputs: Inputs, options: FlashAttention4Options, trials: Trials) -> None:
-        self._candidates = [Encoded(inputs, encoding, options) for encoding in encodings(inputs.problem, options)]
-        self._best: dict[str, Encoded] = {}
-        self._remarks = {"fwd": "", "bwd": ""}
-        self._case_id = inputs.case.case_id
+        self._inputs = inputs
+        self._options = options
         self._trials = trials
+        self._encodings = encodings(inputs.problem, options)
+        self._encoded: dict[str, Encoded] = {}  # by the name of the encoding
+        self._best: dict[str, Encoded] = {}  # by direction
+        self._remarks = {"fwd": "", "bwd": ""}
 
     @property
     def impl(self) -> dict[str, str]:
@@ -221,7 +219,7 @@ class FlashAttention4Operation(Operation):
         """See `Encoded.backward_kernel`."""
         best = self._choose("bwd")
         with refusals():
-            if not best.ran("kernel"):  # another encoding's forward ran, or the trial
+            if not best.ran("kernel"):
                 best.forward_kernel()
             best.backward_kernel()
 
@@ -251,33 +249,35 @@ class FlashAttention4Operation(Operation):
 
     def _choose(self, direction: str) -> Encoded:
         if direction not in self._best:
-            best = 0
-            if len(self._candidates) > 1:
-                key = self._case_id, direction
+            best = self._encodings[0]
+            if len(self._encodings) > 1:
+                key = self._inputs.case.case_id, direction
                 if key not in self._trials:
                     self._trials[key] = self._try(direction)
                 best, self._remarks[direction] = self._trials[key]
-            self._best[direction] = self._candidates[best]
+            if best.name not in self._encoded:
+                self._encoded[best.name] = Encoded(self._inputs, best, self._options)
+            self._best[direction] = self._encoded[best.name]
         return self._best[direction]
 
-    def _try(self, direction: str) -> tuple[int, str]:
+    def _try(self, direction: str) -> tuple[Encoding, str]:
         """The fastest of those that run, and a remark on the others. Raises the first's error if none does."""
-        times: dict[int, float] = {}
+        times: dict[Encoding, float] = {}
         found: list[str] = []
         errors: list[Exception] = []
-        for index, candidate in enumerate(self._candidates):
-            name = candidate.encoding.name
+        for encoding in self._encodings:
             try:
                 with refusals():
+                    encoded = Encoded(self._inputs, encoding, self._options)
                     if direction == "bwd":
-                        candidate.forward_kernel()
-                    times[index] = _milliseconds(
-                        candidate.forward_kernel if direction == "fwd" else candidate.backward_kernel)
-                found.append(f"{name} takes {times[index]:.3g} ms")
+                        encoded.forward_kernel()
+                    times[encoding] = _milliseconds(
+                        encoded.forward_kernel if direction == "fwd" else encoded.backward_kernel)
+                found.append(f"{encoding.name} takes {times[encoding]:.3g} ms")
             except (Unsupported, torch.OutOfMemoryError) as error:
                 errors.append(error)
-                found.append(f"{name} fails ({last_line(error)})")
-            candidate.forget()
+                why = str(error) if isinstance(error, Unsupported) else last_line(error)
+                found.append(f"{encoding.name} fails ({why})")
         if not times:
             raise errors[0]
         return min(times, key=times.__getitem__), "in a trial " + ", ".join(found)

@@ -12,6 +12,9 @@ from harness.backends.base import Unsupported
 from harness.backends.packages import last_line
 from kernels.problem import JaggedProblem
 
+# What errors of memory or of a failing GPU say, whoever raises them.
+FATAL = ("out of memory", "cuda error", "cudaerror", "illegal memory access", "launch failure", "misaligned address")
+
 
 @contextmanager
 def refusals() -> Iterator[None]:
@@ -22,7 +25,7 @@ def refusals() -> Iterator[None]:
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        if type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error):
+        if any(text in str(error).lower() for text in FATAL):
             raise
         raise Unsupported(last_line(error)) from error
 

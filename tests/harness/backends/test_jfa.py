@@ -1,0 +1,83 @@
+"""Our own kernels as backends, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_cases import CASES, CAUSAL, assert_close, make_case
+
+from harness.backends import jfa, registry
+from harness.backends.base import Unsupported
+from harness.inputs import make_inputs
+from kernels.jagged_layout import JaggedLayout
+
+TILES = {"BLOCK_M": 16, "BLOCK_N": 16}
+
+
+@pytest.mark.parametrize("name", ["causal", "cross_window", "broadcast_q", "strided"])
+def test_portable_matches_the_oracle(name, device):
+    inputs = make_inputs(CASES[name], device)
+    backend = registry.create("jfa_triton")
+    assert backend.availability(device).available
+    assert "cpu" not in backend.timed_on
+    assert backend.declines(CASES[name], "bwd", device) is None
+    operation = backend.prepare(inputs)
+    operation.forward_kernel()
+    operation.backward_kernel()
+    operation.forward_operation()
+    operation.backward_operation()
+    for scope in ("kernel", "operation"):
+        assert_close(operation.outputs(scope), inputs)
+    assert operation.outputs("operation").lse is not None
+    assert all(token.startswith("portable") for token in operation.impl.values())
+    assert operation.remarks == {"fwd": "", "bwd": ""}
+
+
+def test_switches_reach_the_kernels(device):
+    inputs = make_inputs(CASES["self"], device)
+    operation = registry.create("jfa_triton", {"fwd": TILES, "bwd": {"dkdv": TILES, "dq": TILES}}).prepare(inputs)
+    operation.forward_operation()
+    operation.backward_operation()
+    assert operation.impl["fwd"].startswith("portable/16x16")
+    assert_close(operation.outputs("operation"), inputs)
+
+
+def test_auto_says_why_it_falls_back():
+    case = make_case("self", CAUSAL, [5, 3], [5, 3], head_dim=96)
+    operation = registry.create("jfa").prepare(make_inputs(case, "cpu"))
+    assert operation.impl["fwd"].startswith("portable")
+    assert operation.remarks["fwd"].startswith("hopper: ")
+
+
+def test_a_named_implementation_declines_with_its_reason(device):
+    case = make_case("self", CAUSAL, [5, 3], [5, 3], head_dim=40)
+    backend = registry.create("jfa_triton")
+    for direction in ("fwd", "bwd"):
+        assert backend.declines(case, direction, device) == "portable: head_dim 40 is not one of 32, 64, 96, 128"
+    operation = backend.prepare(make_inputs(case, device))
+    assert operation.impl == {"fwd": "", "bwd": ""}
+    with pytest.raises(Unsupported, match="head_dim 40"):
+        operation.forward_kernel()
+
+
+@pytest.mark.parametrize("name", ["causal", "cross", "broadcast_q"])
+def test_operation_scope_plans_anew_from_device_offsets(monkeypatch, name, device):
+    calls = []
+
+    def record(q, k, v, **arguments):
+        calls.append(arguments)
+        return q.new_zeros(inputs.problem.out_shape), None
+
+    monkeypatch.setattr(jfa, "jagged_flash_attention", record)
+    case = CASES[name]
+    inputs = make_inputs(case, device)
+    registry.create("jfa_triton").prepare(inputs).forward_operation()
+    call = calls[0]
+    assert isinstance(call["cu_seqlens_k"], torch.Tensor)
+    assert not isinstance(call["cu_seqlens_k"], JaggedLayout)
+    assert call["max_seqlen_k"] == case.max_seqlen_k
+    assert call["causal"] == (case.mask == CAUSAL)
+    if case.broadcast_q:
+        assert call["cu_seqlens_q"] is None
+    else:
+        assert (call["cu_seqlens_q"] is call["cu_seqlens_k"]) == (case.mode == "self")
