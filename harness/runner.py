@@ -192,11 +192,7 @@ def choose_device(name: str | None) -> str:
 
 
 def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Case]:
-    """Cases by id or name, in the config's order. Raises `UserError` for an unknown one, and for two that are one."""
-    by_id: dict[str, Case] = {}
-    for case in cases:
-        if (same := by_id.setdefault(case.case_id, case)) is not case:
-            raise UserError(f"cases: {same.name!r} and {case.name!r} are the same case ({case.case_id}); drop one")
+    """Cases by id or name, in the config's order. Raises `UserError` for an unknown one."""
     if wanted is None:
         return list(cases)
     names = [name for case in cases for name in (case.case_id, case.name)]
