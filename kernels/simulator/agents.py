@@ -133,7 +133,8 @@ class Task(Actor):
         self.copies: list[Operation] = []
         self.copy_groups: list[list[Operation]] = []
         self.tmem_reads: list[tuple[Region, Any]] = []
-        self.loaded_tile: Any = None  # line of a 2-D shared-memory load that nothing has waited for
+        self.loaded: list[tuple[torch.Tensor, Any]] = []  # (registers, line) of loads that nothing has waited for
+        self.released_early: list[tuple[torch.Tensor, str]] = []  # those whose source has been given back since
 
     def advance(self) -> None:
         """A new epoch: what follows is not covered by what others acquired so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 from collections.abc import Hashable, Sequence
@@ -203,11 +204,7 @@ class View:
         if self.kind == "tmem":
             columns = self.shape[1] // (2 if self.split else 1) * item
             return np.arange(self.offset // 4, (self.offset + columns + 3) // 4)
-        grid = np.full(1, self.offset, np.int64)
-        for size, stride in zip(self.shape, self.strides, strict=True):
-            grid = (grid[:, None] + np.arange(size)[None, :] * stride * item).reshape(-1)
-        last = (grid + item - 1) // 4
-        return np.unique(np.concatenate([grid // 4, last]) if item > 4 else grid // 4)
+        return _words_of_box(self.offset, tuple(self.shape), self.strides, item)
 
     def _key(self) -> Hashable:
         item = item_size(self.dtype)
@@ -225,6 +222,16 @@ class View:
         if region is None:
             region = self._regions[cta] = cta.shadow[self.kind].region(self._key(), self._words)
         return region
+
+
+@functools.lru_cache(maxsize=4096)
+def _words_of_box(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> np.ndarray:
+    """The 4-byte words of a strided box of shared memory, sorted."""
+    grid = np.full(1, offset, np.int64)
+    for size, stride in zip(shape, strides, strict=True):
+        grid = (grid[:, None] + np.arange(size)[None, :] * stride * item).reshape(-1)
+    last = (grid + item - 1) // 4
+    return np.unique(np.concatenate([grid // 4, last]) if item > 4 else grid // 4)
 
 
 def read(view: View, who: Task | Operation, proxy: str = "generic", cta: Cta | None = None) -> None:

@@ -20,8 +20,9 @@ class Output:
     """One output of a case and what it is compared with.
 
     ``value`` and ``reference`` have one shape. The error is the largest difference divided by the reference's
-    largest magnitude (at least 1e-6), infinities and NaNs having to match. ``times``: how often kernels may write
-    each element; None for any number from one, 0 for no such check (host code writes it).
+    largest magnitude (at least 1e-6), infinities and NaNs having to match; ``where`` (bool, broadcast) says which
+    elements are compared. ``times``: how often kernels may write each element; None for any number from one, 0 for no
+    such check (host code writes it).
     """
 
     name: str
@@ -29,10 +30,14 @@ class Output:
     reference: torch.Tensor
     tolerance: float = 2e-2
     times: int | None = 1
+    where: torch.Tensor | None = None
 
     def error(self) -> float:
         """Relative to the largest finite magnitude; infinite where exactly one side is not finite."""
         value, reference = self.value.double(), self.reference.double()
+        if self.where is not None:
+            where = self.where.expand(value.shape)
+            value, reference = value[where], reference[where]
         finite = reference.isfinite()
         same = torch.where(finite, value.isfinite(), (value == reference) | (value.isnan() & reference.isnan()))
         if not bool(same.all()):

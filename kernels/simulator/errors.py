@@ -17,8 +17,8 @@ CHECKS: dict[str, str] = {
     "deadlock": "no task can run and nothing is in flight",
     "descriptor": "a TMA box with wrong rank, a coordinate beyond int32, or outside the tensor",
     "exited peer": "an access to the shared memory of a CTA that has ended",
-    "early release": "a warp arrives right after loading a 2-D tile from shared memory to registers, with nothing that "
-                     "makes the loads land first",
+    "early release": "a tile loaded from shared memory to registers is released warp by warp before anything made the "
+                     "loads land, and then used by a wgmma",
     "index": "a buffer or barrier index out of range",
     "int32 overflow": "32-bit integer arithmetic that leaves its range",
     "intra-task": "tensor memory stored over what another view just read, with no barrier across the task's warps",

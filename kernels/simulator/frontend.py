@@ -26,6 +26,7 @@ from kernels.simulator.errors import SimulationError
 JIT_TYPES = (JITFunction, InterpretedFunction)  # the second is what @triton.jit makes under TRITON_INTERPRET=1
 _METHODS = {"to", "split", "trans", "cast", "reshape", "permute", "expand_dims", "broadcast_to", "sum", "store",
             "load"}
+_COMPILED: dict[Callable[..., Any], types.CodeType] = {}  # unmutated, by the function that @triton.jit wraps
 #: Changes a kernel's syntax tree before it is rewritten: (function name, tree) -> tree.
 Mutation = Callable[[str, ast.Module], ast.Module]
 
@@ -189,17 +190,21 @@ class Frontend:
     def rewrite(self, jit: Any) -> Callable[..., Any]:
         """The jit function as a Python function on simulated values."""
         function = jit.fn
-        lines, start = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-        ast.increment_lineno(tree, start - 1)
-        if self._mutation is not None:
-            tree = self._mutation(function.__name__, tree)
-        tree = ast.fix_missing_locations(_Rewrite().visit(tree))
+        code = _COMPILED.get(function)
+        if code is None or self._mutation is not None:
+            lines, start = inspect.getsourcelines(function)
+            source = "".join(lines)
+            original = ast.increment_lineno(ast.parse(textwrap.dedent(source)), start - 1)
+            tree = self._mutation(function.__name__, original) if self._mutation else original
+            tree = ast.fix_missing_locations(_Rewrite().visit(tree))
+            code = compile(tree, inspect.getsourcefile(function) or "<kernel>", "exec")
+            if self._mutation is None:
+                _COMPILED[function] = code
         env = {name: self.value(name, value) for name, value in function.__globals__.items()
                if not name.startswith("__")}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             env[name] = self.value(name, cell.cell_contents)
         env |= self._builtins
         env["__sim"] = self._runtime
-        exec(compile(tree, inspect.getsourcefile(function) or "<kernel>", "exec"), env)
+        exec(code, env)
         return env[function.__name__]

@@ -114,11 +114,11 @@ def barrier_arrive(bar: Any, arrive_count: Any = 1, remote_cta_rank: Any = None,
     if not bar.cta.live:
         raise SimulationError("exited peer", f"{task.label()} arrives at {bar} of a CTA that has ended")
     if bar.per_warp:
-        if task.loaded_tile is not None:
-            machine().findings.report("early release", f"{task.label()} arrives at {bar.name} although nothing makes "
-                                                       f"the loads of line {task.loaded_tile} land first")
+        task.released_early += [(value, f"{task.label()} arrives at {bar.name} although nothing makes the loads of "
+                                        f"line {line} land first") for value, line in task.loaded]
     else:
-        task.tmem_reads, task.loaded_tile = [], None
+        task.tmem_reads = []
+    task.loaded = []
     bar.arrive(int(arrive_count) * (task.num_warps * 32 if bar.per_warp else 1), task)
     task.advance()
 
@@ -136,7 +136,7 @@ def named_barrier_wait(bar: Any, arrive_count: Any) -> None:
     seen = barrier.completions
     barrier.arrive(task.num_warps * 32, int(arrive_count), task)
     task.advance()
-    task.tmem_reads, task.loaded_tile = [], None
+    task.tmem_reads, task.loaded = [], []
     if barrier.completions == seen:
         machine().wait(f"named barrier {bar} ({barrier.arrived} of {arrive_count} threads)",
                        lambda: barrier.completions != seen)

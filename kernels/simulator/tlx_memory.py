@@ -120,12 +120,13 @@ def local_load(src: View, token: Any = None, layout: Any = None, relaxed: bool =
     cta = task.cta if tile.rank is None else task.cta.cluster[tile.rank]
     machine().pause()
     read(tile, task, cta=cta)
+    value = tile.get(cta).clone()
     if tile.kind == "tmem":
         if task.num_warps > 4 and machine().races:
             task.tmem_reads.append((tile.region(cta), task.at))
     elif len(tile.shape) > 1 and min(tile.shape) >= 16:
-        task.loaded_tile = task.at
-    return tile.get(cta).clone()
+        task.loaded.append((value, task.at))
+    return value
 
 
 def local_store(dst: View, src: Any) -> None:

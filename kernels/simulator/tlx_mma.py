@@ -37,6 +37,9 @@ def async_dot(A: Any, B: View, acc: Any = None, use_acc: Any = None, pred: Any =
 
 def _wgmma(task: Task, left: Any, right: View, acc: Any) -> Pending:
     in_registers = None if isinstance(left, View) else left.float()
+    for value, text in task.released_early if in_registers is not None else ():
+        if value is left:
+            machine().findings.report("early release", f"{text}, and {task.label()} multiplies by them")
     start = acc.float() if isinstance(acc, torch.Tensor) else acc
 
     def run(op: Operation) -> None:
@@ -70,7 +73,7 @@ def async_dot_wait(pendings: Any, inp: Any) -> Any:
         task.acquire(op.finished())
         op.waited = True
     task.wgmmas = task.wgmmas[len(old):]
-    task.loaded_tile = None
+    task.loaded, task.released_early = [], []
     return inp.op.result if isinstance(inp, Pending) and inp.op.waited else inp
 
 

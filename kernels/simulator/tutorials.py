@@ -158,12 +158,44 @@ _ALLOWED = (_UNWRITTEN_ACCUMULATOR, _COMMIT_AT_EXIT)
 _LONG = (1, 3, 512, 128)
 
 
-def _blackwell(name: str, file: str, config: dict[str, Any], causal: bool | None,
-               shape: tuple[int, ...] = _LONG) -> Case:
-    return Case(name, 100, _forward(file, config, shape, causal), _ALLOWED)
+_PERSISTENT_FILE = "blackwell_fa_ws_pipelined_persistent.py"
+#: Attention forwards: (arch, file, configuration, causal or None where there is no such argument, shape).
+FORWARDS: dict[str, tuple[int, str, dict[str, Any], bool | None, tuple[int, ...]]] = {
+    "hopper_fa_ws": (90, "hopper_fa_ws.py", _HOPPER, None, (1, 2, 256, 128)),
+    "hopper_fa_ws/one-group": (90, "hopper_fa_ws.py", {**_HOPPER, "NUM_MMA_GROUPS": 1, "NUM_MMA_WARPS": 4}, None,
+                               (1, 1, 384, 128)),
+    "hopper_fa_ws_pipelined": (90, "hopper_fa_ws_pipelined.py", _HOPPER, None, (1, 2, 384, 128)),
+    "hopper_fa_ws_pipelined_pingpong": (90, "hopper_fa_ws_pipelined_pingpong.py", _HOPPER, None, (1, 2, 384, 128)),
+    "hopper_fa_ws_pipelined_pingpong_persistent": (90, "hopper_fa_ws_pipelined_pingpong_persistent.py",
+                                                   _HOPPER_PERSISTENT, None, (1, 3, 384, 128)),
+    "blackwell_fa_ws": (100, "blackwell_fa_ws.py", _BLACKWELL, None, (1, 2, 512, 128)),
+    "blackwell_fa_ws_pipelined": (100, "blackwell_fa_ws_pipelined.py", _BLACKWELL, False, (1, 2, 512, 128)),
+    "blackwell_fa_ws_pipelined/causal": (100, "blackwell_fa_ws_pipelined.py", _BLACKWELL, True, (1, 2, 512, 128)),
+    "blackwell_fa_ws_persistent": (100, "blackwell_fa_ws_persistent.py", _PERSISTENT, False, _LONG),
+    "blackwell_fa_ws_persistent/causal": (100, "blackwell_fa_ws_persistent.py", _PERSISTENT, True, _LONG),
+    "blackwell_fa_ws_pipelined_persistent": (100, _PERSISTENT_FILE, _PIPELINED, False, _LONG),
+    "blackwell_fa_ws_pipelined_persistent/causal": (100, _PERSISTENT_FILE, {**_PIPELINED, "GROUP_SIZE_N": 4}, True,
+                                                    _LONG),
+    "blackwell_fa_ws_pipelined_persistent/rescale-warp": (
+        100, _PERSISTENT_FILE, {**_PIPELINED, "RESCALE_OPT": True, "USE_WARP_BARRIER": True}, False, _LONG),
+    "blackwell_fa_ws_pipelined_persistent/rescale-where": (
+        100, _PERSISTENT_FILE, {**_PIPELINED, "RESCALE_OPT": True, "USE_WHERE": True}, False, _LONG),
+    "blackwell_fa_ws_pipelined_persistent/d64": (
+        100, _PERSISTENT_FILE, {**_PIPELINED, "NUM_BUFFERS_KV": 6, "BLOCK_N": 64}, False, (1, 3, 512, 64)),
+    "blackwell_fa_clc": (100, "blackwell_fa_clc.py", _PIPELINED, False, _LONG),
+}
 
 
-def _backward_case(name: str, shape: tuple[int, ...], causal: bool, ctas: int, warp_barrier: bool = False) -> Case:
+def attention_case(name: str, shape: tuple[int, ...] | None = None) -> Case:
+    """An attention forward of `FORWARDS`; ``shape`` is ``(batch, heads, length, head_dim)`` (default: its own)."""
+    arch, file, config, causal, own_shape = FORWARDS[name]
+    label = name if shape is None else f"{name}/{'x'.join(map(str, shape))}"
+    return Case(label, arch, _forward(file, config, shape or own_shape, causal), _ALLOWED if arch >= 100 else ())
+
+
+def backward_case(name: str, shape: tuple[int, ...], causal: bool, ctas: int, warp_barrier: bool = False) -> Case:
+    """The Blackwell backward on one or two CTAs; ``shape`` as in `attention_case`."""
+
     def config(kernel: str, choice: Any) -> bool:
         return kernel != "_attn_bwd_ws" or (choice.kwargs["NUM_CTAS"] == ctas
                                             and choice.kwargs["USE_WARP_BARRIER"] == warp_barrier)
@@ -173,35 +205,13 @@ def _backward_case(name: str, shape: tuple[int, ...], causal: bool, ctas: int, w
 
 #: By name. The order is that of the default listing.
 TUTORIALS: dict[str, Case] = {case.name: case for case in (
-    Case("hopper_fa_ws", 90, _forward("hopper_fa_ws.py", _HOPPER, (1, 2, 256, 128), None)),
-    Case("hopper_fa_ws/one-group", 90, _forward("hopper_fa_ws.py", {**_HOPPER, "NUM_MMA_GROUPS": 1, "NUM_MMA_WARPS": 4},
-                                                (1, 1, 384, 128), None)),
-    Case("hopper_fa_ws_pipelined", 90, _forward("hopper_fa_ws_pipelined.py", _HOPPER, (1, 2, 384, 128), None)),
-    Case("hopper_fa_ws_pipelined_pingpong", 90,
-         _forward("hopper_fa_ws_pipelined_pingpong.py", _HOPPER, (1, 2, 384, 128), None)),
-    Case("hopper_fa_ws_pipelined_pingpong_persistent", 90,
-         _forward("hopper_fa_ws_pipelined_pingpong_persistent.py", _HOPPER_PERSISTENT, (1, 3, 384, 128), None)),
-    _blackwell("blackwell_fa_ws", "blackwell_fa_ws.py", _BLACKWELL, None, (1, 2, 512, 128)),
-    _blackwell("blackwell_fa_ws_pipelined", "blackwell_fa_ws_pipelined.py", _BLACKWELL, False, (1, 2, 512, 128)),
-    _blackwell("blackwell_fa_ws_pipelined/causal", "blackwell_fa_ws_pipelined.py", _BLACKWELL, True, (1, 2, 512, 128)),
-    _blackwell("blackwell_fa_ws_persistent", "blackwell_fa_ws_persistent.py", _PERSISTENT, False),
-    _blackwell("blackwell_fa_ws_persistent/causal", "blackwell_fa_ws_persistent.py", _PERSISTENT, True),
-    _blackwell("blackwell_fa_ws_pipelined_persistent", "blackwell_fa_ws_pipelined_persistent.py", _PIPELINED, False),
-    _blackwell("blackwell_fa_ws_pipelined_persistent/causal", "blackwell_fa_ws_pipelined_persistent.py",
-               {**_PIPELINED, "GROUP_SIZE_N": 4}, True),
-    _blackwell("blackwell_fa_ws_pipelined_persistent/rescale-warp", "blackwell_fa_ws_pipelined_persistent.py",
-               {**_PIPELINED, "RESCALE_OPT": True, "USE_WARP_BARRIER": True}, False),
-    _blackwell("blackwell_fa_ws_pipelined_persistent/rescale-where", "blackwell_fa_ws_pipelined_persistent.py",
-               {**_PIPELINED, "RESCALE_OPT": True, "USE_WHERE": True}, False),
-    _blackwell("blackwell_fa_ws_pipelined_persistent/d64", "blackwell_fa_ws_pipelined_persistent.py",
-               {**_PIPELINED, "NUM_BUFFERS_KV": 6, "BLOCK_N": 64}, False, (1, 3, 512, 64)),
-    _blackwell("blackwell_fa_clc", "blackwell_fa_clc.py", _PIPELINED, False),
-    _backward_case("backward/1-cta", (1, 1, 256, 128), False, 1),
-    _backward_case("backward/1-cta/causal", (1, 2, 256, 128), True, 1),
-    _backward_case("backward/1-cta/warp-barrier", (1, 1, 256, 128), False, 1, True),
-    _backward_case("backward/1-cta/d64", (1, 1, 256, 64), False, 1),
-    _backward_case("backward/2-cta", (1, 1, 256, 128), False, 2),
-    _backward_case("backward/2-cta/causal", (1, 1, 512, 128), True, 2),
+    *(attention_case(name) for name in FORWARDS),
+    backward_case("backward/1-cta", (1, 1, 256, 128), False, 1),
+    backward_case("backward/1-cta/causal", (1, 2, 256, 128), True, 1),
+    backward_case("backward/1-cta/warp-barrier", (1, 1, 256, 128), False, 1, True),
+    backward_case("backward/1-cta/d64", (1, 1, 256, 64), False, 1),
+    backward_case("backward/2-cta", (1, 1, 256, 128), False, 2),
+    backward_case("backward/2-cta/causal", (1, 1, 512, 128), True, 2),
     Case("blackwell_gemm_2cta", 100, _gemm("blackwell_gemm_2cta.py"), _ALLOWED),
     Case("blackwell_gemm_clc", 100, _gemm("blackwell_gemm_clc.py"), _ALLOWED),
     Case("blackwell_gemm_pipelined", 100, _gemm("blackwell_gemm_pipelined.py"), (*_ALLOWED, _STORE_AT_EXIT)),

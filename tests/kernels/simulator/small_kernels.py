@@ -84,7 +84,9 @@ def early_release(desc, out, WARP: tl.constexpr):
     tlx.barrier_wait(full[0], 0)
     x = tlx.local_load(tile[0])
     tlx.barrier_arrive(empty[0])
-    tl.store(out, tl.sum(tl.sum(x.to(tl.float32), 1), 0))
+    acc = tlx.async_dot(x, tile[0])
+    acc = tlx.async_dot_wait(0, acc)
+    tl.store(out, tl.sum(tl.sum(acc, 1), 0))
 
 
 @triton.jit

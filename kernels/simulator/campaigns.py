@@ -1,0 +1,56 @@
+"""Which kernels are mutated, on which layouts, and why the mutants that survive are equivalent."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from importlib import resources
+
+from kernels.simulator.cases import Case
+from kernels.simulator.jagged import LAYOUTS, Layout, hopper_cases
+from kernels.simulator.tutorials import attention_case, backward_case
+
+#: Name: (layouts, functions that are left alone because they do not synchronise).
+CAMPAIGNS: dict[str, tuple[Callable[[], Sequence[Case]], frozenset[str]]] = {}
+_PREPARATION = frozenset({"_attn_bwd_preprocess", "_attn_bwd_dq_postprocess"})
+
+
+def _tutorial(name: str, *shapes: tuple[int, ...]) -> None:
+    CAMPAIGNS[name] = (lambda: [attention_case(name, shape) for shape in shapes], frozenset())
+
+
+_tutorial("hopper_fa_ws", (1, 1, 640, 128), (1, 2, 256, 128))
+_tutorial("hopper_fa_ws_pipelined_pingpong_persistent", (1, 3, 640, 128), (1, 2, 384, 128))
+_tutorial("blackwell_fa_ws", (1, 1, 1024, 128), (1, 2, 512, 128))
+_tutorial("blackwell_fa_ws_pipelined_persistent", (1, 2, 768, 128), (1, 5, 512, 128))
+CAMPAIGNS["backward/1-cta"] = (lambda: [backward_case("1x1x512x128", (1, 1, 512, 128), False, 1),
+                                        backward_case("1x5x256x128", (1, 5, 256, 128), False, 1)], _PREPARATION)
+
+_HOPPER_LAYOUTS: dict[str, Layout] = {
+    "self": LAYOUTS["self"],
+    "many": Layout((300, 64, 130, 257, 65, 400, 1, 200)),
+    "window": LAYOUTS["window"],
+    "short-kv": LAYOUTS["short-kv"],
+}
+
+
+def _hopper(variant: str) -> None:
+    CAMPAIGNS[f"hopper/{variant}"] = (lambda: list(hopper_cases([variant], _HOPPER_LAYOUTS).values()), frozenset())
+
+
+for _variant in ("solo64", "solo64o", "pair128", "pair128r", "tri64"):
+    _hopper(_variant)
+
+
+def own_cases() -> dict[str, Case]:
+    """Every variant of this project's kernels on every layout that it can run."""
+    return hopper_cases()
+
+
+def _read_arguments() -> dict[str, str]:
+    text = resources.files("kernels.simulator").joinpath("survivors.csv").read_text()
+    return {row["mutant"]: row["argument"] for row in csv.DictReader(text.splitlines()) if row["argument"]}
+
+
+#: By `mutation.argument_key`: why a mutant that survives is the same kernel.
+ARGUMENTS: dict[str, str] = _read_arguments()

@@ -1,0 +1,159 @@
+"""Cases of this project's own kernels: jagged layouts, masks and poison, checked against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernels.implementation import Implementation
+from kernels.jagged_layout import JaggedLayout
+from kernels.mask import Mask
+from kernels.problem import JaggedProblem
+from kernels.reference import attention_reference, attention_reference_backward
+from kernels.simulator.cases import Call, Case, Output
+
+_FULL = Mask()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A jagged problem by its lengths. ``lengths_q`` None: as ``lengths_k``; ``broadcast_q``: rows of the shared Q.
+
+    ``poisoned`` sequences have NaN keys and infinite values: nothing of them may reach another sequence.
+    """
+
+    lengths_k: Sequence[int]
+    lengths_q: Sequence[int] | None = None
+    heads_q: int = 2
+    heads_kv: int = 2
+    head_dim: int = 128
+    mask: Mask = _FULL
+    broadcast_q: int = 0
+    poisoned: Sequence[int] = ()
+
+    def problem(self) -> JaggedProblem:
+        """The problem, on the CPU."""
+        rows = self.lengths_q or self.lengths_k
+        if self.broadcast_q:
+            rows = [self.broadcast_q] * len(self.lengths_k)
+        return JaggedProblem(JaggedLayout.from_lengths(rows), JaggedLayout.from_lengths(self.lengths_k), self.heads_q,
+                             self.heads_kv, self.head_dim, torch.bfloat16, self.head_dim**-0.5, self.mask,
+                             bool(self.broadcast_q))
+
+
+_EDGES = (65, 128, 1, 64, 0, 129, 63)
+
+#: What the kernels must get right, by name; D = 128 unless the name says otherwise.
+LAYOUTS: dict[str, Layout] = {
+    "self": Layout((300, 64, 0, 257)),
+    "edges": Layout(_EDGES),
+    "one-long": Layout((700,), heads_q=1, heads_kv=1),
+    "cross": Layout((64, 0, 130, 70, 128, 257), (65, 128, 1, 64, 0, 200)),
+    "causal": Layout((300, 64, 0, 257, 65), mask=Mask.make(causal=True)),
+    "causal-cross": Layout((200, 64, 100, 0, 1), (70, 128, 200, 3, 64), mask=Mask.make(causal=True)),
+    "window": Layout((400, 130, 65), mask=Mask.make(window_size=(100, 30))),
+    "gqa": Layout((150, 0, 70, 260), heads_q=4, heads_kv=2),
+    "gqa-causal": Layout((150, 64, 270), heads_q=4, heads_kv=1, mask=Mask.make(causal=True)),
+    "broadcast-32": Layout((64, 0, 130, 70, 257), broadcast_q=32),
+    "broadcast-192": Layout((64, 1, 300), broadcast_q=192),
+    "short-kv": Layout((100, 128, 256), (500, 1, 300)),
+    "poison": Layout((130, 65, 200, 64), poisoned=(1,)),
+    "poison-edges": Layout(_EDGES, poisoned=(0, 2, 5)),
+    "poison-broadcast": Layout((64, 70, 130), broadcast_q=40, poisoned=(1,)),
+}
+LAYOUTS |= {f"{name}/d64": replace(LAYOUTS[name], head_dim=64)
+            for name in ("self", "edges", "cross", "causal", "window", "gqa", "broadcast-32", "poison")}
+
+
+def make_tensors(layout: Layout, problem: JaggedProblem, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """``q, k, v, dout``, normal in bf16, poison included."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, dout = (torch.randn(shape, generator=generator).to(problem.dtype) for shape in (
+        problem.q_shape, problem.kv_shape, problem.kv_shape, problem.out_shape))
+    for sequence in layout.poisoned:
+        start, stop = (int(problem.layout_k.offsets[sequence + i]) for i in range(2))
+        k[start:stop] = float("nan")
+        v[start:stop] = float("inf")
+    return q, k, v, dout
+
+
+def _clean_rows(layout: Layout, bounds: JaggedLayout) -> torch.Tensor:
+    """Which rows do not belong to a poisoned sequence, bool ``[total]``."""
+    clean = torch.ones(bounds.total, dtype=torch.bool)
+    for sequence in layout.poisoned:
+        clean[int(bounds.offsets[sequence]) : int(bounds.offsets[sequence + 1])] = False
+    return clean
+
+
+def forward_case(name: str, implementation: Implementation, layout: Layout, arch: int, *,
+                 schedule: str | None = None, options: Mapping[str, object] | None = None, sms: int = 3,
+                 resident: int = 1) -> Case:
+    """The implementation's forward on a layout; every element of O and LSE must be written exactly once."""
+
+    def prepare() -> Call:
+        problem = layout.problem()
+        q, k, v, _ = make_tensors(layout, problem)
+        reference = attention_reference(problem, q, k, v)
+        clean = _clean_rows(layout, problem.layout_q)
+        made = implementation.make_options("fwd", options) if options is not None else None
+
+        def call() -> list[Output]:
+            # A fresh problem: what an implementation keeps with a layout must not live longer than the simulation.
+            out, lse = implementation.forward(layout.problem(), q, k, v, schedule=schedule, options=made)
+            return [Output("out", out, reference[0], where=clean[:, None, None]),
+                    Output("lse", lse, reference[1], tolerance=5e-3, where=clean[None, :])]
+
+        return call
+
+    return Case(name, arch, prepare, sms=sms, resident=resident)
+
+
+def backward_case(name: str, implementation: Implementation, layout: Layout, arch: int, *,
+                  schedule: str | None = None, options: Mapping[str, object] | None = None, sms: int = 3,
+                  resident: int = 1) -> Case:
+    """The implementation's backward, from the oracle's O and LSE.
+
+    dK and dV of a poisoned sequence, and broadcast dQ with any poison, are not compared.
+    """
+
+    def prepare() -> Call:
+        problem = layout.problem()
+        q, k, v, dout = make_tensors(layout, problem)
+        out, lse = attention_reference(problem, q, k, v)
+        out, lse = out.to(problem.dtype), lse.float()
+        reference = attention_reference_backward(problem, q, k, v, dout)
+        rows_k = _clean_rows(layout, problem.layout_k)[:, None, None]
+        rows_q = torch.tensor(not layout.poisoned) if problem.broadcast_q else _clean_rows(layout, problem.layout_q)
+        made = implementation.make_options("bwd", options) if options is not None else None
+
+        def call() -> list[Output]:
+            grads = implementation.backward(layout.problem(), q, k, v, out, lse, dout, schedule=schedule, options=made)
+            where = (rows_q if problem.broadcast_q else rows_q[:, None, None], rows_k, rows_k)
+            return [Output(grad_name, grad, wanted, where=rows, times=None) for grad_name, grad, wanted, rows
+                    in zip(("dq", "dk", "dv"), grads, reference, where, strict=True)]
+
+        return call
+
+    return Case(name, arch, prepare, sms=sms, resident=resident)
+
+
+def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 3) -> dict[
+        str, Case]:
+    """The Hopper forward, ``hopper/<variant>/<layout>``: every variant on every layout that it can run.
+
+    Every other case deals its items dynamically, the others by the variant's own order.
+    """
+    from kernels.hopper import IMPLEMENTATION
+    from kernels.hopper.options import VARIANTS
+
+    found: dict[str, Case] = {}
+    for variant in variants or VARIANTS:
+        for layout_name, layout in layouts.items():
+            if VARIANTS[variant].why_not(layout.head_dim, layout.mask) is None:
+                schedule = "dynamic" if len(found) % 2 else None
+                name = f"hopper/{variant}/{layout_name}" + ("/dynamic" if schedule else "")
+                found[name] = forward_case(name, IMPLEMENTATION, layout, 90, schedule=schedule,
+                                           options={"variant": variant}, sms=sms)
+    return found

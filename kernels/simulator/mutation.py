@@ -1,0 +1,140 @@
+"""Mutation campaigns: how many of a kernel's mutants the simulator catches, over several layouts, and which survive."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.simulator.cases import Call, Case, Outcome, run_schedule
+from kernels.simulator.frontend import Mutation
+from kernels.simulator.mutants import Collector, Mutator, Site
+from kernels.simulator.runtime import Runtime
+from kernels.simulator.schedules import schedules
+
+_PYTHON = "python"  # the mutant made Python code of the simulated kernel fail, such as a tensor of a wrong shape
+_COLUMNS = ("mutant", "line", "runs", "argument")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one mutant. ``verdict``: ``caught``, ``survived``, or ``same`` for one that changed nothing."""
+
+    site: Site
+    verdict: str
+    found_by: str = ""
+    layout: str = ""
+    schedule: str = ""
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """All mutants of a kernel. ``not_run``: sites in code that these layouts never reach."""
+
+    kernel: str
+    verdicts: Sequence[Verdict]
+    not_run: int
+
+    def count(self, verdict: str) -> int:
+        """Mutants with that verdict."""
+        return sum(each.verdict == verdict for each in self.verdicts)
+
+    def survivors(self) -> list[Verdict]:
+        """Mutants that no schedule caught."""
+        return [each for each in self.verdicts if each.verdict == "survived"]
+
+    def rate(self, arguments: Mapping[str, str]) -> float:
+        """Share caught of those that are not argued to be equivalent."""
+        unexplained = sum(argument_key(self.kernel, each.site) not in arguments for each in self.survivors())
+        return self.count("caught") / max(self.count("caught") + unexplained, 1)
+
+    def summary(self, arguments: Mapping[str, str]) -> str:
+        """One line."""
+        caught, survived = self.count("caught"), len(self.survivors())
+        explained = sum(argument_key(self.kernel, each.site) in arguments for each in self.survivors())
+        first = sum(each.runs == 1 for each in self.verdicts if each.verdict == "caught")
+        by = Counter(each.found_by for each in self.verdicts if each.verdict == "caught")
+        return (f"{self.kernel}: {caught} of {caught + survived} caught ({first} by the first schedule); {survived} "
+                f"survive, {explained} of them with an argument; caught of the others: {self.rate(arguments):.1%}; "
+                f"{self.count('same')} change nothing here, {self.not_run} not reached; by {dict(by.most_common())}")
+
+
+def argument_key(kernel: str, site: Site) -> str:
+    """Names a mutant across edits elsewhere in the file: kernel, function, kind and statement, without the line."""
+    return f"{kernel} | {site.function} | {site.kind} | {site.statement}"
+
+
+def _attempt(case: Case, call: Call, schedule_index: int, mutation: Mutation | None) -> tuple[Outcome | str, set]:
+    schedule = schedules(schedule_index + 1)[schedule_index]
+    try:
+        outcome, simulator = run_schedule(case, call, schedule, mutation=mutation)
+    except Exception as error:  # a mutant may break anything; that it is noticed is what counts
+        if mutation is None:
+            raise
+        return f"{_PYTHON}: {type(error).__name__}", set()
+    return outcome, simulator.covered
+
+
+def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
+                 skip: Collection[str] = (),
+                 progress: Callable[[str], None] | None = None, every: int = 1) -> Campaign:
+    """Mutate the kernel that the layouts share, one site at a time, until a schedule of some layout finds it.
+
+    ``skip`` leaves out helper kernels by function name. A mutant counts as caught if any check fires, an output is
+    wrong, or an allowed finding appears that the unchanged kernel does not give. Raises `RuntimeError` if the
+    unchanged kernel does not pass.
+    """
+    collector = Collector(skip)
+    calls = [(case, case.prepare()) for case in layouts]
+    usual: set[str] = set()
+    covered: set[tuple[str, int]] = set()
+    for position, (case, call) in enumerate(calls):
+        for index in range(min(max_schedules, 4)):
+            outcome, lines = _attempt(case, call, index, collector if position == index == 0 else None)
+            if isinstance(outcome, str) or not outcome.ok:
+                raise RuntimeError(f"{case.name}: the unchanged kernel fails: {outcome}")
+            usual |= set(outcome.counts)
+            covered |= lines
+    lines_run = {line for _, line in covered}
+    # A campaign's first layout must reach every function; later ones only add to the lines that count as run.
+    sites = list(dict.fromkeys(collector.sites))[::every]
+    reached = [site for site in sites if site.line in lines_run or site.kind in ("count + 1", "drop")]
+    verdicts = []
+    for number, site in enumerate(reached):
+        verdicts.append(_judge(site, calls, max_schedules, usual))
+        if progress:
+            progress(f"{number + 1}/{len(reached)} {verdicts[-1].verdict}: {site.kind} at {site.function}:{site.line}")
+    return Campaign(kernel, verdicts, len(sites) - len(reached))
+
+
+def _judge(site: Site, calls: Sequence[tuple[Case, Call]], max_schedules: int, usual: set[str]) -> Verdict:
+    Runtime.changed.clear()
+    runs = 0
+    for index in range(max_schedules):
+        for case, call in calls:
+            if runs >= max(max_schedules, len(calls)):
+                break
+            runs += 1
+            outcome, _ = _attempt(case, call, index, Mutator(site))
+            found = outcome if isinstance(outcome, str) else outcome.check
+            if not found and not isinstance(outcome, str):
+                found = next((f"new finding: {each}" for each in sorted(set(outcome.counts) - usual)), None)
+            if found:
+                return Verdict(site, "caught", found, case.name, str(schedules(index + 1)[index]), runs)
+    if site.kind in ("barrier 0", "buffer 0") and not Runtime.changed:
+        return Verdict(site, "same", runs=runs)
+    return Verdict(site, "survived", runs=runs)
+
+
+def write_survivors(path: Path, campaigns: Sequence[Campaign], arguments: Mapping[str, str]) -> None:
+    """One row a survivor, with the argument for its being the same kernel where there is one."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        for campaign in campaigns:
+            for each in campaign.survivors():
+                key = argument_key(campaign.kernel, each.site)
+                writer.writerow([key, each.site.line, each.runs, arguments.get(key, "")])
