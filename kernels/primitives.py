@@ -85,29 +85,43 @@ def visible(queries, keys, shift, left, right, HAS_LEFT: tl.constexpr, HAS_RIGHT
 
 
 @triton.jit
-def load_rows(pointer, stride, rows, length, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr):
-    """``[len(rows), BLOCK_D]`` of a tensor with unit stride along D; 0 beyond ``length`` rows and HEAD_DIM columns."""
-    columns = tl.arange(0, BLOCK_D)
-    pointers = pointer + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    if MASK_ROWS and HEAD_DIM == BLOCK_D:
-        return tl.load(pointers, mask=rows[:, None] < length, other=0.0)
-    elif MASK_ROWS:
-        return tl.load(pointers, mask=(rows[:, None] < length) & (columns[None, :] < HEAD_DIM), other=0.0)
-    elif HEAD_DIM == BLOCK_D:
-        return tl.load(pointers)
-    else:
-        return tl.load(pointers, mask=columns[None, :] < HEAD_DIM, other=0.0)
+def row_pointers(pointer, stride, first, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """``[ROWS, BLOCK_D]`` pointers at rows ``first...`` of a tensor with unit stride along D, in int64 arithmetic.
+
+    Formed afresh for each block: bases carried from block to block cost up to 70 more registers a thread.
+    """
+    rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+    return pointer + rows[:, None] * stride + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
-def store_rows(pointer, stride, rows, length, values, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Stores ``values [len(rows), BLOCK_D]``, cast to the pointer's type, within ``length`` rows and HEAD_DIM columns."""
-    columns = tl.arange(0, BLOCK_D)
-    pointers = pointer + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    mask = rows[:, None] < length
+def row_mask(first, length, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """``[ROWS, BLOCK_D]`` (or a shape that broadcasts to it): rows below ``length`` and columns below HEAD_DIM."""
+    mask = (first + tl.arange(0, ROWS) < length)[:, None]
     if HEAD_DIM != BLOCK_D:
-        mask = mask & (columns[None, :] < HEAD_DIM)
-    tl.store(pointers, values.to(pointer.dtype.element_ty), mask=mask)
+        mask = mask & (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    return mask
+
+
+@triton.jit
+def load_rows(pointer, stride, first, length, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+              MASK_ROWS: tl.constexpr):
+    """``[ROWS, BLOCK_D]`` from row ``first`` on; 0 beyond HEAD_DIM columns and, if masked, beyond ``length`` rows."""
+    pointers = row_pointers(pointer, stride, first, ROWS, BLOCK_D)
+    if MASK_ROWS:
+        return tl.load(pointers, mask=row_mask(first, length, ROWS, HEAD_DIM, BLOCK_D), other=0.0)
+    elif HEAD_DIM == BLOCK_D:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
+def store_rows(pointer, stride, first, length, values, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+               BLOCK_D: tl.constexpr):
+    """Stores ``values [ROWS, BLOCK_D]``, cast to the pointer's type, within ``length`` rows and HEAD_DIM columns."""
+    tl.store(row_pointers(pointer, stride, first, ROWS, BLOCK_D), values.to(pointer.dtype.element_ty),
+             mask=row_mask(first, length, ROWS, HEAD_DIM, BLOCK_D))
 
 
 @triton.jit

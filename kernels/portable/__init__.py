@@ -85,7 +85,7 @@ class PortableImplementation:
 
 def _check_schedule(schedule: str | None) -> None:
     if schedule not in (None, "none"):
-        raise ValueError(f"schedule: the portable kernels have none but \"none\" (the layout's order), got {schedule!r}")
+        raise ValueError(f"schedule: the portable kernels know only 'none' (the layout's order), got {schedule!r}")
 
 
 def _tile_options(options: object | None) -> TileOptions | None:

@@ -51,7 +51,7 @@ def problem_arguments(problem: JaggedProblem) -> dict[str, Any]:
 
 
 def strides(name: str, tensor: torch.Tensor) -> dict[str, int]:
-    """Row and head strides of a ``[rows, heads, D]`` tensor in elements, as ``stride_<name>m`` and ``stride_<name>h``."""
+    """``stride_<name>m`` and ``stride_<name>h``: strides in elements of a tensor's rows and heads."""
     return {f"stride_{name}m": tensor.stride(0), f"stride_{name}h": tensor.stride(1)}
 
 

@@ -44,10 +44,11 @@ def delta_kernel(out, dout, delta, heads_q, total_q, stride_om, stride_oh, strid
     """Writes ``delta [Hq, total_q]`` for a block of packed rows of one head."""
     program = tl.program_id(0)
     head = (program % heads_q).to(tl.int64)
-    rows = (program // heads_q) * BLOCK_M + tl.arange(0, BLOCK_M)
-    out_tile = load_rows(out + head * stride_oh, stride_om, rows, total_q, HEAD_DIM, BLOCK_D, True)
-    dout_tile = load_rows(dout + head * stride_doh, stride_dom, rows, total_q, HEAD_DIM, BLOCK_D, True)
+    first = (program // heads_q).to(tl.int64) * BLOCK_M
+    out_tile = load_rows(out + head * stride_oh, stride_om, first, total_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
+    dout_tile = load_rows(dout + head * stride_doh, stride_dom, first, total_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)
     sums = tl.sum(out_tile.to(tl.float32) * dout_tile.to(tl.float32), 1)
+    rows = first + tl.arange(0, BLOCK_M)
     tl.store(delta + head * total_q + rows, sums, mask=rows < total_q)
 
 
@@ -65,14 +66,14 @@ def _gather_dkdv(dk, dv, k, v, keys, q_pointer, dout_pointer, lse, delta, stride
     """Adds query blocks of ``[start, end)`` to ``dk, dv [N, D]``; dk still lacks the softmax scale."""
     for first_query in range(start, end, BLOCK_M):
         queries = first_query + tl.arange(0, BLOCK_M)
-        q = load_rows(q_pointer, stride_qm, queries, len_q, HEAD_DIM, BLOCK_D, MASKED)  # [M, D]
+        q = load_rows(q_pointer, stride_qm, first_query, len_q, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)  # [M, D]
         lse_log2 = _load_lse_log2(lse, queries, len_q)
         scores = tl.dot(k, tl.trans(q)) * scale_log2  # [N, M]
         if MASKED and (HAS_LEFT or HAS_RIGHT):
             seen = visible(queries[None, :], keys[:, None], len_k - len_q, left, right, HAS_LEFT, HAS_RIGHT)
             scores = tl.where(seen, scores, float("-inf"))
         p = tl.exp2(scores - lse_log2[None, :])
-        dout = load_rows(dout_pointer, stride_dom, queries, len_q, HEAD_DIM, BLOCK_D, MASKED)  # [M, D]
+        dout = load_rows(dout_pointer, stride_dom, first_query, len_q, BLOCK_M, HEAD_DIM, BLOCK_D, MASKED)  # [M, D]
         dv = tl.dot(p.to(dout.dtype), dout, dv)
         dp = tl.dot(v, tl.trans(dout))  # [N, M]
         ds = p * (dp - tl.load(delta + queries, mask=queries < len_q, other=0.0)[None, :])
@@ -114,8 +115,8 @@ def dkdv_kernel(q, k, v, dout, lse, delta, dk, dv, cu_seqlens_q, cu_seqlens_k, b
                                                    right, left, HAS_RIGHT, HAS_LEFT)
     full_start, full_end = peel(low, full_low, full_high, BLOCK_M)
 
-    k_tile = load_rows(k, stride_km, keys, len_k, HEAD_DIM, BLOCK_D, True)  # [N, D]
-    v_tile = load_rows(v, stride_vm, keys, len_k, HEAD_DIM, BLOCK_D, True)  # [N, D]
+    k_tile = load_rows(k, stride_km, first, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)  # [N, D]
+    v_tile = load_rows(v, stride_vm, first, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, True)  # [N, D]
     dk_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_tile = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for member in range(GROUP):
@@ -139,8 +140,8 @@ def dkdv_kernel(q, k, v, dout, lse, delta, dk, dv, cu_seqlens_q, cu_seqlens_k, b
             BLOCK_M, True)
 
     offset = row_k.to(tl.int64) * stride_dkm + head_kv.to(tl.int64) * stride_dkh
-    store_rows(dk + offset, stride_dkm, keys, len_k, dk_tile * softmax_scale, HEAD_DIM, BLOCK_D)
-    store_rows(dv + offset, stride_dkm, keys, len_k, dv_tile, HEAD_DIM, BLOCK_D)
+    store_rows(dk + offset, stride_dkm, first, len_k, dk_tile * softmax_scale, BLOCK_N, HEAD_DIM, BLOCK_D)
+    store_rows(dv + offset, stride_dkm, first, len_k, dv_tile, BLOCK_N, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
@@ -150,7 +151,7 @@ def _gather_dq(dq, q, dout, lse_log2, delta, queries, k_pointer, v_pointer, stri
     """Adds key blocks of ``[start, end)`` to ``dq [M, D]``, which still lacks the softmax scale."""
     for first_key in range(start, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
-        k = load_rows(k_pointer, stride_km, keys, len_k, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
+        k = load_rows(k_pointer, stride_km, first_key, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
         scores = tl.dot(q, tl.trans(k)) * scale_log2  # [M, N]
         if MASKED:
             seen = (keys < len_k)[None, :]
@@ -158,7 +159,7 @@ def _gather_dq(dq, q, dout, lse_log2, delta, queries, k_pointer, v_pointer, stri
                 seen &= visible(queries[:, None], keys[None, :], len_k - len_q, left, right, HAS_LEFT, HAS_RIGHT)
             scores = tl.where(seen, scores, float("-inf"))  # before exp2: exp2(0 - lse) overflows for lse < -88
         p = tl.exp2(scores - lse_log2[:, None])
-        v = load_rows(v_pointer, stride_vm, keys, len_k, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
+        v = load_rows(v_pointer, stride_vm, first_key, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
         ds = p * (tl.dot(dout, tl.trans(v)) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
     return dq
@@ -183,7 +184,7 @@ def _sequence_dq(dq, q, queries, first, sequence, head, k, v, dout, lse, delta, 
                                                    left, right, HAS_LEFT, HAS_RIGHT)
     full_start, full_end = peel(low, full_low, full_high, BLOCK_N)
 
-    dout_tile = load_rows(dout, stride_dom, queries, len_q, HEAD_DIM, BLOCK_D, True)  # [M, D]
+    dout_tile = load_rows(dout, stride_dom, first, len_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)  # [M, D]
     lse_log2 = _load_lse_log2(lse + row_statistics, queries, len_q)  # [M]
     delta_rows = tl.load(delta + row_statistics + queries, mask=queries < len_q, other=0.0)  # [M]
     if HAS_LEFT:
@@ -218,7 +219,7 @@ def dq_kernel(q, k, v, dout, lse, delta, dq, cu_seqlens_q, cu_seqlens_k, batch, 
     if first >= len_q:
         return
     queries = first + tl.arange(0, BLOCK_M)
-    q_tile = load_rows(q, stride_qm, queries, len_q, HEAD_DIM, BLOCK_D, True)  # [M, D]
+    q_tile = load_rows(q, stride_qm, first, len_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)  # [M, D]
     dq_tile = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     if BROADCAST_Q:
         for member in range(sequence, batch, chunks):
@@ -232,19 +233,11 @@ def dq_kernel(q, k, v, dout, lse, delta, dq, cu_seqlens_q, cu_seqlens_k, batch, 
             total_q, scale_log2, left, right, stride_km, stride_kh, stride_vm, stride_vh, stride_dom, stride_doh,
             HAS_LEFT, HAS_RIGHT, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N)
     dq += row_q.to(tl.int64) * stride_dqm + head.to(tl.int64) * stride_dqh
-    store_rows(dq, stride_dqm, queries, len_q, dq_tile * softmax_scale, HEAD_DIM, BLOCK_D)
+    store_rows(dq, stride_dqm, first, len_q, dq_tile * softmax_scale, BLOCK_M, HEAD_DIM, BLOCK_D)
 
 
-def _dkdv_tiles(problem: JaggedProblem) -> list[TileOptions]:
-    return [TileOptions(64, 128, 8, 2), TileOptions(64, 64, 4, 2), TileOptions(32, 128, 8, 2), TileOptions(32, 64, 4, 3)]
-
-
-def _dq_tiles(problem: JaggedProblem) -> list[TileOptions]:
-    return [TileOptions(128, 64, 8, 2), TileOptions(64, 64, 4, 2), TileOptions(128, 32, 8, 3), TileOptions(64, 32, 4, 3)]
-
-
-DKDV = TunedKernel(dkdv_kernel, _dkdv_tiles)
-DQ = TunedKernel(dq_kernel, _dq_tiles)
+DKDV = TunedKernel("dkdv", dkdv_kernel)
+DQ = TunedKernel("dq", dq_kernel)
 
 
 def _dq_chunks(problem: JaggedProblem, device: torch.device) -> int:

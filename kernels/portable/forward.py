@@ -36,7 +36,7 @@ def _attend(acc, row_max, row_sum, q, queries, k_pointer, v_pointer, stride_km, 
     """Folds key blocks of ``[start, end)`` into ``acc [M, D]``, ``row_max [M]``, ``row_sum [M]``."""
     for first_key in range(start, end, BLOCK_N):
         keys = first_key + tl.arange(0, BLOCK_N)
-        k = load_rows(k_pointer, stride_km, keys, len_k, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
+        k = load_rows(k_pointer, stride_km, first_key, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
         scores = tl.dot(q, tl.trans(k))  # [M, N]
         if MASKED:
             seen = (keys < len_k)[None, :]
@@ -46,7 +46,7 @@ def _attend(acc, row_max, row_sum, q, queries, k_pointer, v_pointer, stride_km, 
             p, rescale, row_max, row_sum = online_softmax(scores, 1.0, row_max, row_sum)
         else:
             p, rescale, row_max, row_sum = online_softmax(scores, scale_log2, row_max, row_sum)
-        v = load_rows(v_pointer, stride_vm, keys, len_k, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
+        v = load_rows(v_pointer, stride_vm, first_key, len_k, BLOCK_N, HEAD_DIM, BLOCK_D, MASKED)  # [N, D]
         acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None])
     return acc, row_max, row_sum
 
@@ -78,7 +78,7 @@ def forward_kernel(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, batch, heads_q
                                                    left, right, HAS_LEFT, HAS_RIGHT)
     full_start, full_end = peel(low, full_low, full_high, BLOCK_N)
 
-    q_tile = load_rows(q, stride_qm, queries, len_q, HEAD_DIM, BLOCK_D, True)  # [M, D]
+    q_tile = load_rows(q, stride_qm, first, len_q, BLOCK_M, HEAD_DIM, BLOCK_D, True)  # [M, D]
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -97,19 +97,12 @@ def forward_kernel(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, batch, heads_q
     acc = tl.where(sees_key[:, None], acc / tl.where(sees_key, row_sum, 1.0)[:, None], 0.0)
     log_sum = (row_max + tl.log2(tl.where(sees_key, row_sum, 1.0))) * 0.6931471805599453
     out += row_q.to(tl.int64) * stride_om + head.to(tl.int64) * stride_oh
-    store_rows(out, stride_om, queries, len_q, acc, HEAD_DIM, BLOCK_D)
+    store_rows(out, stride_om, first, len_q, acc, BLOCK_M, HEAD_DIM, BLOCK_D)
     lse += head.to(tl.int64) * total_q + row_q
     tl.store(lse + queries, tl.where(sees_key, log_sum, float("-inf")), mask=queries < len_q)
 
 
-def _tiles(problem: JaggedProblem) -> list[TileOptions]:
-    """Candidate tiles; narrow ones where queries are few."""
-    tiles = [TileOptions(128, 64, 4, 3), TileOptions(128, 64, 8, 3), TileOptions(128, 128, 8, 2),
-             TileOptions(64, 64, 4, 3), TileOptions(64, 128, 4, 2)]
-    return tiles
-
-
-FORWARD = TunedKernel(forward_kernel, _tiles)
+FORWARD = TunedKernel("forward", forward_kernel)
 
 
 def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import triton
 from kernels.portable.arguments import effective_window
 from kernels.portable.interpreter import hardware_bf16, is_interpreted
 from kernels.portable.options import TileOptions
+from kernels.portable.tiles import candidates
 from kernels.problem import JaggedProblem
 
 Grid = Callable[[dict[str, Any]], tuple[int, ...]]
@@ -30,16 +32,16 @@ def launch(kernel: Any, grid: Grid, problem: JaggedProblem, arguments: dict[str,
 
 
 class TunedKernel:
-    """A kernel with constexprs ``BLOCK_M`` and ``BLOCK_N``, and its candidate tiles.
+    """A kernel with constexprs ``BLOCK_M`` and ``BLOCK_N``; ``name`` says whose candidate tiles are its own.
 
     The first launch of a kind of problem (head dimension, dtype, mask bounds, broadcast-Q, group size, powers of two
     of the maximum lengths, device) times every candidate on that very batch; later launches reuse the winner
     whatever their lengths. Tuning runs a kernel many times, so it must not accumulate into its outputs.
     """
 
-    def __init__(self, kernel: Any, tiles: Callable[[JaggedProblem], Sequence[TileOptions]]):
+    def __init__(self, name: str, kernel: Any):
+        self.name = name
         self.kernel = kernel
-        self._tiles = tiles
         self._best: dict[tuple[object, ...], TileOptions] = {}
 
     def best(self, problem: JaggedProblem) -> TileOptions | None:
@@ -51,21 +53,18 @@ class TunedKernel:
         """Run the kernel over ``grid``, with the given tile or the best one."""
         tile = tile or self.best(problem)
         if tile:
-            launch(self.kernel, grid, problem, arguments | {
-                "BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "num_warps": tile.num_warps,
-                "num_stages": tile.num_stages})
+            launch(self.kernel, grid, problem, arguments | asdict(tile))
         else:
             self._best[_kind(problem)] = self._tune(problem, grid, arguments)
 
     def _tune(self, problem: JaggedProblem, grid: Grid, arguments: dict[str, Any]) -> TileOptions:
-        tiles = {(tile.BLOCK_M, tile.BLOCK_N, tile.num_warps, tile.num_stages): tile for tile in self._tiles(problem)}
         tuner = triton.autotune(
-            configs=[triton.Config({"BLOCK_M": block_m, "BLOCK_N": block_n}, num_warps=warps, num_stages=stages)
-                     for block_m, block_n, warps, stages in tiles],
+            configs=[triton.Config({"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N}, num_warps=tile.num_warps,
+                                   num_stages=tile.num_stages) for tile in candidates(self.name, problem)],
             key=["HEAD_DIM", "HAS_LEFT", "HAS_RIGHT", "max_seqlen"])(self.kernel)
         launch(tuner, grid, problem, arguments)
         best = tuner.best_config
-        return tiles[best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"], best.num_warps, best.num_stages]
+        return TileOptions(**best.kwargs, num_warps=best.num_warps, num_stages=best.num_stages)
 
 
 def _kind(problem: JaggedProblem) -> tuple[object, ...]:
