@@ -10,6 +10,9 @@ from harness.summary import failures, print_summary
 from harness.units import duration, scaled, significant, throughput_unit
 
 
+GEM = gem_like()
+
+
 def summary(records, width=80):
     console = Console(file=io.StringIO(), width=width, highlight=False)
     print_summary(console, to_frame(records))
@@ -21,10 +24,9 @@ def lines_of(text, *words):
 
 
 def test_every_case_and_backend_has_its_figures():
-    records = gem_like()
-    text = summary(records)
+    text = summary(GEM)
     assert "…" not in text, "nothing is cut, even on a narrow terminal"
-    by_key = {(r.case, r.backend, r.direction): r for r in records if r.scope == "kernel"}
+    by_key = {(r.case, r.backend, r.direction): r for r in GEM if r.scope == "kernel"}
     forward, backward = (by_key["self_u256", "jfa", name] for name in ("fwd", "bwd"))
     (row,) = lines_of(text, "self_u256", "jfa")
     assert row == ["self_u256", "jfa", significant(forward.tflops), f"{forward.speedup_vs_fa4:.2f}x",
@@ -33,17 +35,16 @@ def test_every_case_and_backend_has_its_figures():
 
 
 def test_means_are_geometric_over_the_cases_with_a_time():
-    records = gem_like()
-    ratios = [r.speedup_vs_fa4 for r in records
+    ratios = [r.speedup_vs_fa4 for r in GEM
               if (r.backend, r.direction, r.scope) == ("cudnn", "bwd", "operation") and r.speedup_vs_fa4]
-    text = summary(records)
+    text = summary(GEM)
     row = lines_of(text[text.index("Geometric mean"):], "cudnn")[0]
     assert len(ratios) == 14
     assert row[-2:] == [f"{gmean(ratios):.2f}x", "(14)"]
 
 
 def test_failures_are_listed_with_their_reasons():
-    text = summary(gem_like())
+    text = summary(GEM)
     assert "padded: oom: CUDA out of memory: tried to allocate 256.00 GiB [fwd/bwd: lognormal_8192]" in text
     where = "[fwd/bwd: broadcast_q32_u1024, broadcast_q192_u2048]"
     assert f"cudnn: unsupported: no broadcast-Q: ragged Q only {where}" in text
