@@ -64,6 +64,11 @@ class Timer:
             flush_bytes = max(2 * torch.cuda.get_device_properties(device).L2_cache_size, flush_bytes)
         self._flush_buffer = torch.empty(flush_bytes // 4, dtype=torch.int32, device=device)
 
+    @property
+    def nbytes(self) -> int:
+        """Device memory that the timer holds."""
+        return self._flush_buffer.numel() * self._flush_buffer.element_size()
+
     def sample(self, call: Call, plan: BlockPlan) -> list[float]:
         """One block: latencies of ``call`` in ms, after the warm-up. Raises whatever the call raises."""
         self._warm_up(call, plan.warmup)

@@ -217,10 +217,9 @@ class _Check:
                     self._fail(row, error)
             if row not in self.failed:
                 self.session.start_peak()
-                held = oracle.nbytes
+                others = oracle.nbytes + self.session.timer.nbytes
                 if self._first_call(operation, direction, scope):
-                    peak_mib = self._peak_mib(held)
-                    self._report(row, operation, oracle, peak_mib)
+                    self._report(row, operation, oracle, self._peak_mib(others))
                     continue
             status, message = self.failed[row]
             if row in self.rows:
@@ -259,7 +258,7 @@ class _Check:
             self.emit(row_event(*row, status, text))
         if broken:
             os._exit(EXIT_BROKEN_DEVICE)
-        error.__traceback__ = None  # frames hold tensors
+        error.__traceback__ = error.__context__ = None  # frames hold tensors
         gc.collect()
 
     def _directions(self, scope: str) -> list[str]:
@@ -269,10 +268,10 @@ class _Check:
     def _stage(self, doing: str, direction: str = "", scope: str = "") -> None:
         self.emit({"event": "stage", "direction": direction, "scope": scope, "doing": doing})
 
-    def _peak_mib(self, oracle_bytes: int) -> float | None:
+    def _peak_mib(self, others_bytes: int) -> float | None:
         if self.session.device.type != "cuda":
             return None
-        return (torch.cuda.max_memory_allocated(self.session.device) - oracle_bytes) / 2**20
+        return (torch.cuda.max_memory_allocated(self.session.device) - others_bytes) / 2**20
 
 
 def call_of(operation: Operation, direction: str, scope: str) -> Callable[[], None]:
