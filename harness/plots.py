@@ -91,7 +91,7 @@ def _speedup(rows: pd.DataFrame) -> Figure | str:
         axes.set_xlim(low, high)
         axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}×" + ("\n= FA4" if value == 1 else "")))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: "1×\n= FA4" if value == 1 else f"{value:g}×"))
         axes.axvline(1.0, color=parts.FA4, linewidth=1.4, zorder=1.5)
     return figure
 

@@ -9,7 +9,6 @@ from harness.records import to_frame
 from harness.summary import failures, print_summary
 from harness.units import duration, scaled, significant, throughput_unit
 
-
 GEM = gem_like()
 
 
