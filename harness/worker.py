@@ -56,7 +56,7 @@ class Session:
 
     def __init__(self, backend: str, options: Mapping[str, Any], device: str) -> None:
         self.device = torch.device(device)
-        if self.device.type == "cuda":
+        if self.device.index is not None:
             torch.cuda.set_device(self.device)
         self.backend: Backend = registry.create(backend, options)
         self.timer = Timer(self.device)
