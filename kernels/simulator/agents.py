@@ -31,6 +31,7 @@ class Cta:
         self.machine, self.pid, self.cluster, self.rank = machine, pid, cluster, rank
         self.live = True
         self.smem_used = self.tmem_used = 0  # bytes; of a lane, for tensor memory
+        self.smem_staging = 0  # what the compiler adds for register-to-descriptor stores, one buffer a task
         self._bytes: dict[str, torch.Tensor] = {}
         self._typed: dict[tuple[str, Any], torch.Tensor] = {}
         self.shadow = {"smem": Shadow("smem", _SMEM_BYTES // 4, machine.findings),
@@ -126,6 +127,7 @@ class Task(Actor):
         self.weight = 1.0
         self.replica: int | None = None
         self.is_default = False
+        self.staging_bytes = 0
         self.wgmmas: list[Operation] = []
         self.wgmma_tail: Operation | None = None
         self.mma: Operation | None = None

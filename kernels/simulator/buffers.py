@@ -26,14 +26,27 @@ def take(cta: Cta, kind: str, nbytes: int, align: int = 128) -> int:
     if kind == "smem":
         at = -(-cta.smem_used // align) * align
         cta.smem_used = at + nbytes
-        if cta.smem_used > SMEM_LIMIT:
-            raise SimulationError("capacity", f"{cta.smem_used} B of shared memory > {SMEM_LIMIT}")
+        _check_smem(cta)
         return at
     at = -(-cta.tmem_used // 4) * 4
     cta.tmem_used = at + nbytes
     if cta.tmem_used > TMEM_COLUMNS * 4:
         raise SimulationError("capacity", f"{-(-cta.tmem_used // 4)} columns of tensor memory > {TMEM_COLUMNS}")
     return at
+
+
+def stage(task: Task, nbytes: int) -> None:
+    """Account for the shared memory through which the compiler moves a register tensor to or from a descriptor."""
+    grown = max(0, nbytes - task.staging_bytes)
+    task.staging_bytes += grown
+    task.cta.smem_staging += grown
+    _check_smem(task.cta)
+
+
+def _check_smem(cta: Cta) -> None:
+    if cta.smem_used + cta.smem_staging > SMEM_LIMIT:
+        raise SimulationError("capacity", f"{cta.smem_used + cta.smem_staging} B of shared memory > {SMEM_LIMIT}"
+                                          f" ({cta.smem_staging} B of it staging of descriptor loads and stores)")
 
 
 class Allocation:

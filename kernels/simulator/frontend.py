@@ -27,8 +27,8 @@ JIT_TYPES = (JITFunction, InterpretedFunction)  # the second is what @triton.jit
 _METHODS = {"to", "split", "trans", "cast", "reshape", "permute", "expand_dims", "broadcast_to", "sum", "store",
             "load"}
 _COMPILED: dict[Callable[..., Any], types.CodeType] = {}  # unmutated, by the function that @triton.jit wraps
-#: Changes a kernel's syntax tree before it is rewritten: (function name, tree) -> tree.
-Mutation = Callable[[str, ast.Module], ast.Module]
+#: Changes a kernel's syntax tree before it is rewritten: (function, tree) -> tree.
+Mutation = Callable[[types.FunctionType, ast.Module], ast.Module]
 
 
 def _is_call_of(node: ast.With, name: str) -> bool:
@@ -195,7 +195,7 @@ class Frontend:
             lines, start = inspect.getsourcelines(function)
             source = "".join(lines)
             original = ast.increment_lineno(ast.parse(textwrap.dedent(source)), start - 1)
-            tree = self._mutation(function.__name__, original) if self._mutation else original
+            tree = self._mutation(function, original) if self._mutation else original
             tree = ast.fix_missing_locations(_Rewrite().visit(tree))
             code = compile(tree, inspect.getsourcefile(function) or "<kernel>", "exec")
             if self._mutation is None:

@@ -5,12 +5,15 @@ Storages are told apart by address and element size; one storage seen under two 
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
+from kernels.simulator.agents import Task
+from kernels.simulator.buffers import stage
 from kernels.simulator.clocks import Actor, Clocked, Event
 from kernels.simulator.context import machine, this_task
 from kernels.simulator.dtypes import TRITON_OF, as_int, poison
@@ -308,7 +311,7 @@ class Descriptor:
 
     def load(self, coordinates: Sequence[Any]) -> torch.Tensor:
         """``desc.load``: an ordinary, blocking load."""
-        self.note_read(coordinates, this_task().note("desc.load"), generic=True)
+        self.note_read(coordinates, self._staged("desc.load"), generic=True)
         return self.get(coordinates)
 
     def store(self, coordinates: Sequence[Any], value: torch.Tensor) -> None:
@@ -320,5 +323,10 @@ class Descriptor:
         self._blocking_store(coordinates, value, "add")
 
     def _blocking_store(self, coordinates: Sequence[Any], value: torch.Tensor, reduce: str) -> None:
-        self.note_write(coordinates, this_task().note("desc.store"), adds=bool(reduce), generic=True)
+        self.note_write(coordinates, self._staged("desc.store"), adds=bool(reduce), generic=True)
         self.put(coordinates, value, reduce)
+
+    def _staged(self, what: str) -> Task:
+        task = this_task().note(what)
+        stage(task, math.prod(self.block_shape) * self.target.flat.element_size())
+        return task

@@ -139,7 +139,7 @@ def backward_case(name: str, implementation: Implementation, layout: Layout, arc
     return Case(name, arch, prepare, sms=sms, resident=resident)
 
 
-def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 3) -> dict[
+def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 2) -> dict[
         str, Case]:
     """The Hopper forward, ``hopper/<variant>/<layout>``: every variant on every layout that it can run.
 

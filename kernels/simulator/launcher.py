@@ -15,7 +15,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.simulator import context
+from kernels.simulator.agents import SMEM_LIMIT, TMEM_COLUMNS
 from kernels.simulator.clocks import Clocked
+from kernels.simulator.compiled import compiled_usage
 from kernels.simulator.dtypes import RuntimeInt, as_int, poison, unwrap
 from kernels.simulator.errors import Allowed, Findings, SimulationError
 from kernels.simulator.frontend import JIT_TYPES, Frontend, Mutation
@@ -67,6 +69,8 @@ class Simulator:
         sms: number of SMs that host code sees.
         resident: clusters that run at the same time.
         races: check accesses by vector clocks, and count global writes.
+        compile_memory: compile each kernel too (1-3 s a signature, not under ``TRITON_INTERPRET=1``) and check the
+            compiler's count of shared and tensor memory, which includes scratch that is not simulated.
         commits_in_order: whether commits of one CTA arrive in the order of their issue.
         allow: findings to count rather than raise, each with its reason.
         errors: warnings to raise after all.
@@ -78,8 +82,9 @@ class Simulator:
     """
 
     def __init__(self, seed: int = 0, mode: Mode = "random", *, arch: int = 90, sms: int = 2, resident: int = 1,
-                 races: bool = True, commits_in_order: bool = True, allow: Iterable[Allowed] = (),
-                 errors: Iterable[str] = (), config: Callable[[str, Any], bool] | None = None,
+                 races: bool = True, compile_memory: bool = False, commits_in_order: bool = True,
+                 allow: Iterable[Allowed] = (), errors: Iterable[str] = (),
+                 config: Callable[[str, Any], bool] | None = None,
                  equivalents: Mapping[str, Callable[..., Any]] | None = None, mutation: Mutation | None = None):
         if mode not in ("eager", "lazy", "random"):
             raise ValueError(f"mode: expected eager, lazy or random, got {mode!r}")
@@ -87,10 +92,11 @@ class Simulator:
             raise ValueError(f"arch: expected 90, 100 or 103, got {arch}")
         self.seed, self.mode, self.arch, self.sms, self.resident = seed, mode, arch, sms, resident
         self.races, self.commits_in_order, self._config = races, commits_in_order, config
+        self._compile_memory = compile_memory
         self.findings = Findings(allow, errors)
         self.ledger = WriteLedger()
         self.covered: set[tuple[str, int]] = set()  # (file, line) of kernel code that did something
-        self.smem_bytes = self.tmem_columns = 0  # peak over CTAs and launches
+        self.smem_bytes = self.tmem_columns = 0  # peak over CTAs and launches; the compiler's with compile_memory
         self.switches = 0
         self._frontend = Frontend(Runtime, TL, TLX, BUILTINS, {**EQUIVALENTS, **(equivalents or {})}, mutation)
         self._undo = contextlib.ExitStack()
@@ -137,6 +143,8 @@ class Simulator:
                           arch=self.arch, resident=self.resident, num_warps=options.get("num_warps") or 4,
                           races=self.races, commits_in_order=self.commits_in_order, findings=self.findings,
                           ledger=self.ledger)
+        if self._compile_memory:
+            self._check_compiled(jit, bound, options)
         values = self._arguments(jit, bound)
         function = self._frontend.value("kernel", jit)
         outer, context.current = context.current, machine
@@ -151,8 +159,18 @@ class Simulator:
             context.current = outer
             self.covered |= machine.covered
             self.switches += machine.switches
-            self.smem_bytes = max(self.smem_bytes, machine.peak_smem)
-            self.tmem_columns = max(self.tmem_columns, machine.peak_tmem_columns)
+            if not self._compile_memory:
+                self.smem_bytes = max(self.smem_bytes, machine.peak_smem)
+                self.tmem_columns = max(self.tmem_columns, machine.peak_tmem_columns)
+
+    def _check_compiled(self, jit: Any, bound: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        usage = compiled_usage(jit, bound, options, self.arch)
+        self.smem_bytes = max(self.smem_bytes, usage.shared_bytes)
+        self.tmem_columns = max(self.tmem_columns, usage.tmem_columns)
+        if usage.shared_bytes > SMEM_LIMIT or usage.tmem_columns > TMEM_COLUMNS:
+            raise SimulationError("capacity", f"{jit.fn.__name__} compiles to {usage.shared_bytes} B of shared memory "
+                                              f"(limit {SMEM_LIMIT}) and {usage.tmem_columns} columns of tensor memory "
+                                              f"(limit {TMEM_COLUMNS})")
 
     def _how_to_reproduce(self, jit: Any) -> str:
         extra = "" if self.commits_in_order else ", commits_in_order=False"

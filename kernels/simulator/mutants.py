@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import re
+import types
+from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _STATEMENTS = {"barrier_wait", "barrier_arrive", "barrier_expect_bytes", "named_barrier_wait", "named_barrier_arrive",
@@ -22,13 +24,18 @@ _BUFFER_ARGUMENT = {"async_descriptor_load": 1, "async_descriptor_store": 1, "lo
 
 @dataclass(frozen=True)
 class Site:
-    """One possible change: ``kind`` applied to node ``index`` (in `ast.walk` order) of a function's tree."""
+    """One possible change: ``kind`` applied to node ``index`` (in `ast.walk` order) of a function's tree.
+
+    ``ordinal`` counts the sites of one kind and statement in a function, in the order of their lines.
+    """
 
     function: str
     kind: str
     index: int
     line: int
     statement: str
+    ordinal: int = 1
+    file: str = ""
 
 
 def _tlx_name(node: Any) -> str:
@@ -116,11 +123,17 @@ def _varying(node: ast.AST) -> bool:
     return isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
 
 
-def sites_of(function: str, tree: ast.Module) -> list[Site]:
-    """Every site of a function, in a fixed order."""
+def sites_of(function: str, tree: ast.Module, file: str = "") -> list[Site]:
+    """Every site of a function, in the order of the lines."""
     nodes = list(ast.walk(tree))
-    return [Site(function, kind, index, getattr(node, "lineno", 0), ast.unparse(node)[:100])
-            for index, node in enumerate(nodes) for kind in _kinds(node, nodes)]
+    found = [Site(function, kind, index, getattr(node, "lineno", 0), ast.unparse(node)[:100])
+             for index, node in enumerate(nodes) for kind in _kinds(node, nodes)]
+    seen: Counter[tuple[str, str]] = Counter()
+    numbered = []
+    for site in sorted(found, key=lambda site: (site.line, site.index)):
+        seen[site.kind, site.statement] += 1
+        numbered.append(replace(site, ordinal=seen[site.kind, site.statement], file=file))
+    return numbered
 
 
 def _changed(old: ast.expr, new: int) -> ast.Call:
@@ -170,16 +183,24 @@ def apply(tree: ast.Module, site: Site) -> ast.Module:
 
 
 class Collector:
-    """A `Mutation` that changes nothing and collects the sites of every function that runs."""
+    """A `Mutation` that changes no behaviour and collects the sites of every function that runs."""
 
     def __init__(self, skip: Collection[str] = ()):
         self.sites: list[Site] = []
         self._skip = skip
 
-    def __call__(self, function: str, tree: ast.Module) -> ast.Module:
-        """Collect, and hand the tree back as it is."""
-        if function not in self._skip:
-            self.sites += sites_of(function, tree)
+    def __call__(self, function: types.FunctionType, tree: ast.Module) -> ast.Module:
+        """Collect; the tree only gains notes of which helper calls are reached."""
+        if function.__name__ not in self._skip:
+            self.sites += sites_of(function.__name__, tree, function.__code__.co_filename)
+        nodes = list(ast.walk(tree))
+        for node in nodes:
+            if _helper_name(node):
+                block = _block_of(nodes, node)
+                note = ast.parse("__sim.reached()").body[0]
+                for each in ast.walk(note):
+                    ast.copy_location(each, node)
+                block.insert(next(i for i, each in enumerate(block) if each is node), note)
         return tree
 
 
@@ -189,7 +210,7 @@ class Mutator:
     def __init__(self, site: Site):
         self.site = site
 
-    def __call__(self, function: str, tree: ast.Module) -> ast.Module:
+    def __call__(self, function: types.FunctionType, tree: ast.Module) -> ast.Module:
         """Change the function that the site is in, and leave others as they are."""
-        mine = function == self.site.function and self.site in sites_of(function, tree)
+        mine = (function.__name__, function.__code__.co_filename) == (self.site.function, self.site.file)
         return apply(tree, self.site) if mine else tree

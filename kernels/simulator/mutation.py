@@ -63,8 +63,8 @@ class Campaign:
 
 
 def argument_key(kernel: str, site: Site) -> str:
-    """Names a mutant across edits elsewhere in the file: kernel, function, kind and statement, without the line."""
-    return f"{kernel} | {site.function} | {site.kind} | {site.statement}"
+    """Names a mutant across edits elsewhere in the file: kernel, function, kind, statement and which of those."""
+    return f"{kernel} | {site.function} | {site.kind} | {site.statement} | {site.ordinal}"
 
 
 def _attempt(case: Case, call: Call, schedule_index: int, mutation: Mutation | None) -> tuple[Outcome | str, set]:
@@ -72,7 +72,7 @@ def _attempt(case: Case, call: Call, schedule_index: int, mutation: Mutation | N
     try:
         outcome, simulator = run_schedule(case, call, schedule, mutation=mutation)
     except Exception as error:  # a mutant may break anything; that it is noticed is what counts
-        if mutation is None:
+        if not isinstance(mutation, Mutator):
             raise
         return f"{_PYTHON}: {type(error).__name__}", set()
     return outcome, simulator.covered
@@ -92,16 +92,16 @@ def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
     usual: set[str] = set()
     covered: set[tuple[str, int]] = set()
     for position, (case, call) in enumerate(calls):
-        for index in range(min(max_schedules, 4)):
-            outcome, lines = _attempt(case, call, index, collector if position == index == 0 else None)
+        for index in range(min(max_schedules, 3)):
+            watch = Collector() if position or index else collector
+            outcome, lines = _attempt(case, call, index, watch)
             if isinstance(outcome, str) or not outcome.ok:
                 raise RuntimeError(f"{case.name}: the unchanged kernel fails: {outcome}")
             usual |= set(outcome.counts)
             covered |= lines
-    lines_run = {line for _, line in covered}
     # A campaign's first layout must reach every function; later ones only add to the lines that count as run.
     sites = list(dict.fromkeys(collector.sites))[::every]
-    reached = [site for site in sites if site.line in lines_run or site.kind in ("count + 1", "drop")]
+    reached = [site for site in sites if (site.file, site.line) in covered or site.kind == "count + 1"]
     verdicts = []
     for number, site in enumerate(reached):
         verdicts.append(_judge(site, calls, max_schedules, usual))

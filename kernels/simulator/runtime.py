@@ -72,6 +72,11 @@ class Runtime:
         return constexpr_only(value, "a name annotated constexpr")
 
     @staticmethod
+    def reached() -> None:
+        """For mutants: notes that this line runs."""
+        this_task().line()
+
+    @staticmethod
     def changed_index(old: Any, new: Any) -> Any:
         """For mutants: ``new``, remembering whether it ever differs from ``old``."""
         if int(old) != int(new):

@@ -100,8 +100,10 @@ class Machine:
                 if bar.bytes:
                     self.findings.report("bytes left at exit", f"{bar} when CTA {cta.pid} ends")
         cta.live = False
-        self.peak_smem = max(self.peak_smem, cta.smem_used)
-        self.peak_tmem_columns = max(self.peak_tmem_columns, cta.tmem_used // 4)
+        self.peak_smem = max(self.peak_smem, cta.smem_used + cta.smem_staging)
+        columns = -(-cta.tmem_used // 4)
+        # the hardware allocates powers of two from 32
+        self.peak_tmem_columns = max(self.peak_tmem_columns, 1 << max(5, (columns - 1).bit_length()) if columns else 0)
 
     def add(self, task: Task) -> None:
         """Make a task known to the scheduler, with a random inclination to run."""

@@ -41,7 +41,7 @@ def local_alloc(shape: Any, dtype: Any, num: Any, storage: Any = real_tlx.storag
         allocation.spec = reuse
         reuse.members.append(allocation)
     else:
-        allocation.base = take(task.cta, kind, allocation.tile * allocation.num, 1024 if len(sizes) > 1 else 16)
+        allocation.base = take(task.cta, kind, allocation.tile * allocation.num, 128 if len(sizes) > 1 else 16)
     return View.contiguous(kind, 0, sizes, allocation.dtype, allocation)
 
 
