@@ -294,7 +294,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     dq = torch.empty(problem.q_shape, dtype=problem.dtype, device=device)
     dk = torch.empty(problem.kv_shape, dtype=problem.dtype, device=device)
     dv = torch.empty(problem.kv_shape, dtype=problem.dtype, device=device)
-    delta = torch.empty_like(lse)
+    delta = torch.empty(lse.shape, dtype=torch.float32, device=device)
     shared = problem_arguments(problem) | {
         "q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta, "softmax_scale": problem.softmax_scale,
         **strides("q", q), **strides("k", k), **strides("v", v), **strides("do", dout)}
