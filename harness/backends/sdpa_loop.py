@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.nn import functional as F
@@ -18,8 +19,10 @@ from kernels.problem import JaggedProblem
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One sequence's queries that see a key. Queries that see none are always its first ones; their output is 0."""
+    """One sequence's queries that see a key. ``blind`` queries that see none come first; their output is 0."""
 
+    sequence: int
+    blind: int
     q_rows: slice
     out_rows: slice
     k_rows: slice
@@ -62,9 +65,13 @@ def split(problem: JaggedProblem, offsets_q: Sequence[int], offsets_k: Sequence[
         if not (causal or mask.is_full):
             visible = visible_keys(mask, len_q, len_k, problem.layout_k.device)
         first = blind if problem.broadcast_q else begin + blind
-        pieces.append(Piece(slice(first, first + len_q), slice(begin + blind, end),
+        pieces.append(Piece(b, blind, slice(first, first + len_q), slice(begin + blind, end),
                             slice(offsets_k[b], offsets_k[b + 1]), visible, causal))
     return pieces
+
+
+def _lengths(offsets: Sequence[int]) -> list[int]:
+    return [end - begin for begin, end in pairwise(offsets)]
 
 
 def attend_piece(problem: JaggedProblem, piece: Piece, q: torch.Tensor, k: torch.Tensor,
@@ -111,13 +118,22 @@ class LoopOperation(AutogradOperation):
         self._grads = gradients(self._outs, self._piece_leaves, self._douts)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Reads the offsets (one sync), loops, and concatenates."""
+        """Reads the offsets (a sync), splits, loops, and concatenates.
+
+        Tensors are split and a shared Q is unbound at once, since each slice of a whole tensor would add to the whole
+        gradient in the backward.
+        """
         problem = self.problem
+        offsets_q, offsets_k = (layout.cu_seqlens.tolist() for layout in (problem.layout_q, problem.layout_k))
+        shared = problem.broadcast_q
+        queries = q.expand(problem.batch, *q.shape).unbind() if shared else q.split(_lengths(offsets_q))
+        keys, values = (tensor.split(_lengths(offsets_k)) for tensor in (k, v))
         parts: list[torch.Tensor] = []
         row = 0
-        for piece in split(problem, problem.layout_q.cu_seqlens.tolist(), problem.layout_k.cu_seqlens.tolist()):
+        for piece in split(problem, offsets_q, offsets_k):
+            b = piece.sequence
             parts.append(q.new_zeros(piece.out_rows.start - row, *q.shape[1:]))
-            parts.append(attend_piece(problem, piece, q[piece.q_rows], k[piece.k_rows], v[piece.k_rows]))
+            parts.append(attend_piece(problem, piece, queries[b][piece.blind:], keys[b], values[b]))
             row = piece.out_rows.stop
         parts.append(q.new_zeros(problem.layout_q.total - row, *q.shape[1:]))
         return torch.cat(parts), None
