@@ -27,16 +27,21 @@ _tutorial("blackwell_fa_ws_pipelined_persistent", (1, 2, 768, 128), (1, 5, 512, 
 CAMPAIGNS["backward/1-cta"] = (lambda: [backward_case("1x1x512x128", (1, 1, 512, 128), False, 1),
                                         backward_case("1x5x256x128", (1, 5, 256, 128), False, 1)], _PREPARATION)
 
-# D = 64 synchronises as D = 128 does, and is cheaper. Several items a worker, several blocks a slot, idle groups.
+# D = 64 synchronises as D = 128 does, and is cheaper. One SM, so that a worker has many items; idle groups; every
+# second layout deals dynamically.
 _HOPPER_LAYOUTS: dict[str, Layout] = {
-    "self": Layout((300, 64, 0, 200, 65), heads_q=1, heads_kv=1, head_dim=64),
-    "window": Layout((330, 65), heads_q=1, heads_kv=1, head_dim=64, mask=Mask.make(window_size=(100, 30))),
+    "self": Layout((330, 64, 0, 200, 65), heads_q=1, heads_kv=1, head_dim=64),
+    "many": Layout((64, 1, 130, 64, 70, 64, 3, 200, 64, 64), heads_q=1, heads_kv=1, head_dim=64),
     "short-kv": Layout((100, 128, 64), (300, 70, 260), heads_q=1, heads_kv=1, head_dim=64),
+    "window": Layout((330, 65), heads_q=1, heads_kv=1, head_dim=64, mask=Mask.make(window_size=(100, 30))),
 }
 
 
 def _hopper(variant: str) -> None:
-    CAMPAIGNS[f"hopper/{variant}"] = (lambda: list(hopper_cases([variant], _HOPPER_LAYOUTS).values()), frozenset())
+    def layouts() -> list[Case]:
+        return list(hopper_cases([variant], _HOPPER_LAYOUTS, sms=1).values())
+
+    CAMPAIGNS[f"hopper/{variant}"] = (layouts, frozenset())
 
 
 for _variant in ("solo64", "solo64o", "pair128", "pair128r", "tri64"):

@@ -35,6 +35,11 @@ class WriteLedger:
             self._alive.append(flat)
         return self._counts[key]
 
+    def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """``(values, mask)`` of every storage that was written, flat, in the order in which kernels first had them."""
+        pairs = [(flat, self._counts[storage_key(flat)] > 0) for flat in self._alive]
+        return [(flat.clone(), mask) for flat, mask in pairs if bool(mask.any())]
+
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counts in the shape of ``tensor``."""
         return torch.as_strided(self.counts(tensor), tensor.shape, tensor.stride(), tensor.storage_offset())

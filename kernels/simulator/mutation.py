@@ -8,8 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.simulator.cases import Call, Case, Outcome, run_schedule
+import torch
+
+from kernels.simulator.cases import Call, Case, Outcome, Output, run_schedule
 from kernels.simulator.frontend import Mutation
+from kernels.simulator.launcher import Simulator
 from kernels.simulator.mutants import Collector, Mutator, Site
 from kernels.simulator.runtime import Runtime
 from kernels.simulator.schedules import schedules
@@ -67,15 +70,24 @@ def argument_key(kernel: str, site: Site) -> str:
     return f"{kernel} | {site.function} | {site.kind} | {site.statement} | {site.ordinal}"
 
 
-def _attempt(case: Case, call: Call, schedule_index: int, mutation: Mutation | None) -> tuple[Outcome | str, set]:
-    schedule = schedules(schedule_index + 1)[schedule_index]
-    try:
-        outcome, simulator = run_schedule(case, call, schedule, mutation=mutation)
-    except Exception as error:  # a mutant may break anything; that it is noticed is what counts
-        if not isinstance(mutation, Mutator):
-            raise
-        return f"{_PYTHON}: {type(error).__name__}", set()
-    return outcome, simulator.covered
+_Written = Sequence[tuple[torch.Tensor, torch.Tensor]]  # (values, mask) of every storage that kernels wrote
+
+
+def _attempt(case: Case, call: Call, schedule_index: int, mutation: Mutation) -> tuple[Outcome, Simulator]:
+    return run_schedule(case, call, schedules(schedule_index + 1)[schedule_index], mutation=mutation)
+
+
+def _differ(got: _Written, wanted: _Written) -> str | None:
+    """Which written storage differs from the unchanged kernel's, outputs that the case does not compare included."""
+    if len(got) != len(wanted):
+        return f"{len(got)} storages written instead of {len(wanted)}"
+    for index, ((values, mask), (right, right_mask)) in enumerate(zip(got, wanted, strict=True)):
+        if values.shape != right.shape or not torch.equal(mask, right_mask):
+            return f"other elements of storage {index} written"
+        error = Output("", values[mask].float(), right[mask].float()).error()
+        if not error <= 2e-2:
+            return f"storage {index} differs by {error:.2g}"
+    return None
 
 
 def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
@@ -89,39 +101,54 @@ def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
     """
     collector = Collector(skip)
     calls = [(case, case.prepare()) for case in layouts]
+    written: list[_Written] = []
     usual: set[str] = set()
     covered: set[tuple[str, int]] = set()
     for position, (case, call) in enumerate(calls):
         for index in range(min(max_schedules, 3)):
             watch = Collector() if position or index else collector
-            outcome, lines = _attempt(case, call, index, watch)
-            if isinstance(outcome, str) or not outcome.ok:
+            outcome, simulator = _attempt(case, call, index, watch)
+            if not outcome.ok:
                 raise RuntimeError(f"{case.name}: the unchanged kernel fails: {outcome}")
             usual |= set(outcome.counts)
-            covered |= lines
+            covered |= simulator.covered
+            if index == 0:
+                written.append(simulator.ledger.written())
     # A campaign's first layout must reach every function; later ones only add to the lines that count as run.
     sites = list(dict.fromkeys(collector.sites))[::every]
     reached = [site for site in sites if (site.file, site.line) in covered or site.kind == "count + 1"]
     verdicts = []
     for number, site in enumerate(reached):
-        verdicts.append(_judge(site, calls, max_schedules, usual))
+        verdicts.append(_judge(site, calls, written, max_schedules, usual))
         if progress:
             progress(f"{number + 1}/{len(reached)} {verdicts[-1].verdict}: {site.kind} at {site.function}:{site.line}")
     return Campaign(kernel, verdicts, len(sites) - len(reached))
 
 
-def _judge(site: Site, calls: Sequence[tuple[Case, Call]], max_schedules: int, usual: set[str]) -> Verdict:
+def _find(case: Case, call: Call, index: int, site: Site, written: _Written, usual: set[str]) -> str | None:
+    """What gives the mutant away in this schedule."""
+    try:
+        outcome, simulator = _attempt(case, call, index, Mutator(site))
+    except Exception as error:  # a mutant may break anything; that it is noticed is what counts
+        return f"{_PYTHON}: {type(error).__name__}"
+    if outcome.check:
+        return outcome.check
+    new = sorted(set(outcome.counts) - usual)
+    if new:
+        return f"new finding: {new[0]}"
+    return "wrong" if _differ(simulator.ledger.written(), written) else None
+
+
+def _judge(site: Site, calls: Sequence[tuple[Case, Call]], written: Sequence[_Written], max_schedules: int,
+           usual: set[str]) -> Verdict:
     Runtime.changed.clear()
     runs = 0
     for index in range(max_schedules):
-        for case, call in calls:
+        for (case, call), right in zip(calls, written, strict=True):
             if runs >= max(max_schedules, len(calls)):
                 break
             runs += 1
-            outcome, _ = _attempt(case, call, index, Mutator(site))
-            found = outcome if isinstance(outcome, str) else outcome.check
-            if not found and not isinstance(outcome, str):
-                found = next((f"new finding: {each}" for each in sorted(set(outcome.counts) - usual)), None)
+            found = _find(case, call, index, site, right, usual)
             if found:
                 return Verdict(site, "caught", found, case.name, str(schedules(index + 1)[index]), runs)
     if site.kind in ("barrier 0", "buffer 0") and not Runtime.changed:
