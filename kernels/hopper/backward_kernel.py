@@ -15,7 +15,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     buffer        blocks         holds
     k, v          NUM_KV x 2     [64, D]; V's slot carries dV out
     q, do         NUM_Q, NUM_DO  [BLOCK_M, D]
-    ds            2              [64, BLOCK_M], dS^T of each consumer
+    ds            BLOCK_M / 32   [64, 64], dS^T: of consumer 0 and 1, for each 64 Q rows
     staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dK going out
 
     barrier          completed by                          waited for by
@@ -54,76 +54,154 @@ def _stores_done(x):
 
 
 @triton.jit
-def _step(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase, do_full,
-          do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale, record, left,
-          right, CID: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, DTYPE: tl.constexpr,
-          EARLY_DV: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Step ``i`` of a walk; ``cut``: it needs the mask; ``partial``: the staging holds what its dQ is to be added to."""
-    tlx.barrier_wait(q_full, q_phase)
-    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, BLOCK_M]
-    tlx.barrier_wait(do_full, do_phase)
-    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, BLOCK_M]
-    lse = tlx.local_load(lse_smem)
-    s = tlx.async_dot_wait(1, s)
-    p = tl.math.exp2(s * scale_log2 - lse[None, :])
-    if cut:
-        k_len = tl.load(record + 4)
-        kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
-        visible = kv_row[:, None] < k_len
-        if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
-            at = (tl.load(record + 9) + i) * BLOCK_M + k_len - tl.load(record + 1) + tl.arange(0, BLOCK_M)
-            if HAS_RIGHT:
-                visible &= kv_row[:, None] <= (at + right)[None, :]
-            if HAS_LEFT:
-                visible &= kv_row[:, None] >= (at - left)[None, :]
-        p = tl.where(visible, p, 0.0)  # not before the exp2: without a key, that would be inf for an lse below -88
-    p16 = p.to(DTYPE)
-    if EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, D]
-        dp = tlx.async_dot_wait(1, dp)
-    else:
-        dp = tlx.async_dot_wait(0, dp)
-    delta = tlx.local_load(delta_smem)
-    ds = (p * (dp - delta[None, :])).to(DTYPE)
-    if not EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, D]
-    tlx.named_barrier_wait(10, 256)
-    tlx.local_store(ds_smem[CID], ds)
-    tlx.fence("async_shared")
-    tlx.named_barrier_wait(9, 256)
-    if D == 128:  # dQ split by columns
-        ds0 = tlx.local_trans(ds_smem[0])
-        ds1 = tlx.local_trans(ds_smem[1])
-        k0 = tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64])
-        k1 = tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64])
-    else:  # by rows
-        ds0 = tlx.local_trans(tlx.local_slice(ds_smem[0], [0, CID * 64], [64, 64]))
-        ds1 = tlx.local_trans(tlx.local_slice(ds_smem[1], [0, CID * 64], [64, 64]))
-        k0 = k_smem[k_slot]
-        k1 = k_smem[k_slot + 1]
+def _opaque(x):
+    """``x``, as a value that the compiler can't know to be the same in every round of a loop.
+
+    So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
+    """
+    return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
+
+
+@triton.jit
+def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
+            HAS_RIGHT: tl.constexpr):
+    """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
+
+    ``row`` is the first of 64 Q rows, counted from the walk's first.
+    """
+    k_len = tl.load(record + 4)
+    kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
+    visible = kv_row[:, None] < k_len
+    if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
+        at = tl.load(record + 9) * BLOCK_M + row + k_len - tl.load(record + 1) + tl.arange(0, 64)
+        if HAS_RIGHT:
+            visible &= kv_row[:, None] <= (at + right)[None, :]
+        if HAS_LEFT:
+            visible &= kv_row[:, None] >= (at - left)[None, :]
+    return tl.where(visible, p, 0.0)
+
+
+@triton.jit
+def _partial(staging, ready, ready_phase, partial):
+    """What dQ starts from: the partial that the writer has fetched, or zeros. The slot is free afterwards."""
     tlx.barrier_wait(ready, ready_phase)
     if partial:
         dq = tlx.local_load(staging)
     else:
         dq = tl.zeros([64, 64], tl.float32)
-    dq = tlx.async_dot(ds0, k0, dq)  # [64, 64]
-    dq = tlx.async_dot(ds1, k1, dq)
-    dk = tlx.async_dot(ds, q, dk)  # [64, D]
-    dv = tlx.async_dot_wait(3, dv)
-    tlx.barrier_arrive(do_empty)
-    dq = tlx.async_dot_wait(1, dq)
+    return dq
+
+
+@triton.jit
+def _hand_over(dq, staging, final, full, last, scale, DTYPE: tl.constexpr):
+    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
     if last:
         tlx.local_store(final, (dq * scale).to(DTYPE))
     else:
         tlx.local_store(staging, dq)
     tlx.fence("async_shared")
     tlx.barrier_arrive(full)
+
+
+@triton.jit
+def _step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
+              do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
+              record, left, right, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
+              HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
+
+    ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
+    """
+    tlx.barrier_wait(q_full, q_phase)
+    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
+    tlx.barrier_wait(do_full, do_phase)
+    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, 64]
+    lse = tlx.local_load(lse_smem)
+    s = tlx.async_dot_wait(1, s)
+    p = tl.math.exp2(s * scale_log2 - lse[None, :])
+    if cut:
+        p = _masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
+    p16 = p.to(DTYPE)
+    if EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
+        dp = tlx.async_dot_wait(1, dp)
+    else:
+        dp = tlx.async_dot_wait(0, dp)
+    delta = tlx.local_load(delta_smem)
+    ds = (p * (dp - delta[None, :])).to(DTYPE)
+    if not EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
+    tlx.named_barrier_wait(10, 256)
+    tlx.local_store(ds_smem[CID], ds)
+    tlx.fence("async_shared")
+    tlx.named_barrier_wait(9, 256)
+    dq = _partial(staging, ready, ready_phase, partial)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[0]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]), dq)
+    dk = tlx.async_dot(ds, q, dk)  # [64, 128]
+    dv = tlx.async_dot_wait(3, dv)
+    tlx.barrier_arrive(do_empty)
+    dq = tlx.async_dot_wait(1, dq)
+    _hand_over(dq, staging, final, full, last, scale, DTYPE)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
 
 
 @triton.jit
+def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
+             q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
+             scale, record, left, right, CID: tl.constexpr, DTYPE: tl.constexpr, HAS_LEFT: tl.constexpr,
+             HAS_RIGHT: tl.constexpr):
+    """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
+    q0 = tlx.local_slice(q, [0, 0], [64, 64])
+    q1 = tlx.local_slice(q, [64, 0], [64, 64])
+    do0 = tlx.local_slice(do, [0, 0], [64, 64])
+    do1 = tlx.local_slice(do, [64, 0], [64, 64])
+    tlx.barrier_wait(q_full, q_phase)
+    s0 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q0))  # [64, 64], as all of them
+    tlx.barrier_wait(do_full, do_phase)
+    dp0 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do0))
+    s1 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q1))
+    lse0 = tlx.local_load(lse_smem[row_slot])
+    s0 = tlx.async_dot_wait(2, s0)
+    p0 = tl.math.exp2(s0 * scale_log2 - lse0[None, :])
+    if cut:
+        p0 = _masked(p0, i * 128, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+    dp0 = tlx.async_dot_wait(1, dp0)
+    delta0 = tlx.local_load(delta_smem[row_slot])
+    ds0 = (p0 * (dp0 - delta0[None, :])).to(DTYPE)
+    dp1 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do1))
+    dv = tlx.async_dot(p0.to(DTYPE), do0, dv)
+    dk = tlx.async_dot(ds0, q0, dk)
+    lse1 = tlx.local_load(lse_smem[row_slot + 1])
+    s1 = tlx.async_dot_wait(3, s1)
+    p1 = tl.math.exp2(s1 * scale_log2 - lse1[None, :])
+    if cut:
+        p1 = _masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+    dp1 = tlx.async_dot_wait(2, dp1)
+    delta1 = tlx.local_load(delta_smem[row_slot + 1])
+    ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)
+    dv = tlx.async_dot(p1.to(DTYPE), do1, dv)
+    tlx.named_barrier_wait(10, 256)
+    tlx.local_store(ds_smem[CID], ds0)
+    tlx.local_store(ds_smem[2 + CID], ds1)
+    tlx.fence("async_shared")
+    tlx.named_barrier_wait(9, 256)
+    dq = _partial(staging, ready, ready_phase, partial)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[2 * CID]), k_smem[k_slot], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[2 * CID + 1]), k_smem[k_slot + 1], dq)
+    dk = tlx.async_dot(ds1, q1, dk)
+    dv = tlx.async_dot_wait(3, dv)
+    tlx.barrier_arrive(do_empty)
+    dq = tlx.async_dot_wait(1, dq)
+    _hand_over(dq, staging, final, full, last, scale, DTYPE)
+    dk = tlx.async_dot_wait(0, dk)
+    tlx.barrier_arrive(q_empty)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["num_blocks", "left", "right"])
 def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds, num_blocks,
                     scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
                     NUM_DO: tl.constexpr, NUM_KV: tl.constexpr, STAGES: tl.constexpr, EARLY_DV: tl.constexpr,
@@ -139,12 +217,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     v_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
     q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
     do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
-    ds_smem = tlx.local_alloc((HALF, BLOCK_M), DTYPE, 2)
+    ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32)
     staging = tlx.local_alloc((HALF, HALF), tl.float32, STAGES * 2)
     final = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 4, reuse=staging)
     dk_out = tlx.local_alloc((HALF, D), DTYPE, STAGES * 256 // D, reuse=staging)
-    lse_smem = tlx.local_alloc((BLOCK_M,), tl.float32, NUM_Q)
-    delta_smem = tlx.local_alloc((BLOCK_M,), tl.float32, NUM_Q)
+    lse_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
+    delta_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
     DK: tl.constexpr = 128 // D  # slots of dk_out to one of the staging
     k_full = tlx.alloc_barriers(NUM_KV)
     v_full = tlx.alloc_barriers(NUM_KV)
@@ -187,15 +265,25 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         db = n_step % NUM_DO
                         use = n_step + n_kv
                         slot = use % STAGES * 2 + cid
+                        k_slot = kb * 2
+                        k_slot = _opaque(k_slot)
                         cut = i < cut0
                         if HAS_LEFT:
                             cut |= i >= cut1
-                        dk, dv = _step(
-                            k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
-                            lse_smem[qb], delta_smem[qb], kb * 2, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
-                            do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
-                            (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2,
-                            scale, record, left, right, cid, BLOCK_M, D, DTYPE, EARLY_DV, HAS_LEFT, HAS_RIGHT)
+                        if D == 128:
+                            dk, dv = _step_128(
+                                k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
+                                lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
+                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
+                                (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
+                                left, right, cid, DTYPE, EARLY_DV, HAS_LEFT, HAS_RIGHT)
+                        else:
+                            dk, dv = _step_64(
+                                k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
+                                lse_smem, delta_smem, 2 * qb, k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
+                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
+                                (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
+                                left, right, cid, DTYPE, HAS_LEFT, HAS_RIGHT)
                         n_step += 1
                 tlx.barrier_arrive(k_empty[kb])
                 k_start, k_len = tl.load(record + 3), tl.load(record + 4)
@@ -243,8 +331,10 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         tlx.barrier_wait(q_empty[qb], ((n_step // NUM_Q) & 1) ^ 1)
                         tlx.barrier_expect_bytes(q_full[qb], BLOCK_M * D * 2 + 2 * BLOCK_M * 4)
                         load_rows(desc_q, q_smem[qb], q_start, q_len, m * BLOCK_M, head_q * D, q_full[qb])
-                        tlx.async_load(at, lse_smem[qb], bulk=True, barrier=q_full[qb])
-                        tlx.async_load(at + BLOCK_M, delta_smem[qb], bulk=True, barrier=q_full[qb])
+                        for x in tl.static_range(BLOCK_M // 64):
+                            piece = qb * (BLOCK_M // 64) + x
+                            tlx.async_load(at + x * 64, lse_smem[piece], bulk=True, barrier=q_full[qb])
+                            tlx.async_load(at + BLOCK_M + x * 64, delta_smem[piece], bulk=True, barrier=q_full[qb])
                         if g + i == 0:
                             tlx.barrier_wait(v_empty[kb], kv_phase)
                             tlx.barrier_expect_bytes(v_full[kb], 2 * HALF * D * 2)

@@ -56,7 +56,7 @@ def _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_s
         consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM, CID, c)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "lse_stride", "left", "right"])
 def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, lse_stride,
                    scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr, GROUPS: tl.constexpr,
                    BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_K: tl.constexpr,

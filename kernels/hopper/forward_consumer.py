@@ -55,9 +55,9 @@ def _first(q, q_empty, k_ring, count, scale, last, row, column, shift, k_len, wo
 
 
 @triton.jit
-def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, last, row, column, shift, k_len, work, MASKED: tl.constexpr,
+def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, last, row, column, shift, k_len, work, cut,
           STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """One more block: the ring's ``count``-th K, and the V of the block before it."""
+    """One more block: the ring's ``count``-th K, and the V of the block before it. ``cut``: the block needs the mask."""
     k_slot = STREAM * c.NUM_K + count % c.NUM_K
     v_slot = STREAM * c.NUM_V + (count - 1) % c.NUM_V
     tlx.barrier_wait(k_ring.full[k_slot], (count // c.NUM_K) & 1)
@@ -68,9 +68,10 @@ def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, last, row, column, shif
     _turn_ends(CID, c.PINGPONG)
     s = tlx.async_dot_wait(1, s)
     _release(k_ring.empty[k_slot], last, c.RESIDENT)
-    if MASKED:
-        s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
-    p, m, l, alpha = next_softmax(s, m, l, scale, MASKED)
+    if c.HAS_LEFT or c.HAS_RIGHT or not c.PEEL:
+        if cut:
+            s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
+    p, m, l, alpha = next_softmax(s, m, l, scale, c.HAS_LEFT or c.HAS_RIGHT or not c.PEEL)
     p = p.to(c.P_DTYPE)
     acc = tlx.async_dot_wait(0, acc)
     _release(v_ring.empty[v_slot], last, c.RESIDENT)
@@ -81,21 +82,11 @@ def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, last, row, column, shif
 @triton.jit
 def _steps(q, k_ring, v_ring, count, low, n, head, tail, p, m, l, acc, scale, last, row, columns, shift, k_len, work,
            STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """Blocks 1 ... n - 1 of a tile whose first K is the ring's ``count``-th: cut ones, full ones, a window's left edge."""
-    if c.HAS_LEFT or c.HAS_RIGHT or not c.PEEL:
-        for i in tl.range(1, head, num_stages=1):
-            column = (low + n - 1 - i) * c.BLOCK_N + columns
-            p, m, l, acc = _step(q, k_ring, v_ring, count + i, p, m, l, acc, scale, last, row, column, shift, k_len,
-                                 work, True, STREAM, CID, c)
-    if c.PEEL:
-        for i in tl.range(head, n - tail, num_stages=1):
-            p, m, l, acc = _step(q, k_ring, v_ring, count + i, p, m, l, acc, scale, last, row, columns, shift, k_len,
-                                 work, False, STREAM, CID, c)
-        if c.HAS_LEFT:
-            for i in tl.range(n - tail, n, num_stages=1):
-                column = (low + n - 1 - i) * c.BLOCK_N + columns
-                p, m, l, acc = _step(q, k_ring, v_ring, count + i, p, m, l, acc, scale, last, row, column, shift,
-                                     k_len, work, True, STREAM, CID, c)
+    """Blocks 1 ... n - 1 of a tile whose first K is the ring's ``count``-th. One loop: ptxas serialises wgmma over two."""
+    for i in tl.range(1, n, num_stages=1):
+        column = (low + n - 1 - i) * c.BLOCK_N + columns
+        p, m, l, acc = _step(q, k_ring, v_ring, count + i, p, m, l, acc, scale, last, row, column, shift, k_len, work,
+                             (i < head) | (i >= n - tail), STREAM, CID, c)
     return p, m, l, acc
 
 

@@ -1,0 +1,72 @@
+"""Switches of the Hopper backward, and the rule that picks them for a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from kernels.problem import JaggedProblem
+
+ORDERS = ("none", "sorted", "zigzag")
+_ALLOWED: dict[str, tuple[int, ...]] = {
+    "q_stages": (1, 2, 3), "do_stages": (1, 2, 3), "kv_stages": (1, 2), "dq_stages": (1, 2),
+    "owned_blocks": tuple(range(0, 65)),
+}
+
+
+@dataclass(frozen=True)
+class HopperBackwardOptions:
+    """One variant. Raises `ValueError` for a value that is not allowed.
+
+    Attributes:
+        q_stages, do_stages: blocks of Q and dO in shared memory.
+        kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
+        dq_stages: blocks of fp32 dQ on their way to memory.
+        early_dv: issue dV += P^T dO before dS rather than after it.
+        direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
+        owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its own:
+            no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
+        deterministic: every sequence is left to one CTA, so that equal calls give equal bits.
+    """
+
+    q_stages: int = 2
+    do_stages: int = 2
+    kv_stages: int = 1
+    dq_stages: int = 1
+    early_dv: bool = False
+    direct_dq: bool = True
+    owned_blocks: int = 4
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _ALLOWED:
+                allowed = _ALLOWED[field.name]
+                if isinstance(value, bool) or value not in allowed:
+                    raise ValueError(f"{field.name}: expected {allowed[0]} to {allowed[-1]}, got {value!r}")
+            elif not isinstance(value, bool):
+                raise ValueError(f"{field.name}: expected true or false, got {value!r}")
+
+    @classmethod
+    def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
+        """From plain values; those left out keep their defaults. Raises `ValueError` naming key or value."""
+        allowed = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in allowed:
+                raise ValueError(f"{key}: no such option; allowed: {', '.join(allowed)}")
+        return cls(**values)  # type: ignore[arg-type]
+
+    @property
+    def token(self) -> str:
+        """The variant in one word, such as ``q2o2k1s1-own4``."""
+        parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}", "early" * self.early_dv,
+                 f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
+        return "-".join(part for part in parts if part)
+
+
+def select(problem: JaggedProblem) -> HopperBackwardOptions:
+    """The variant for a problem."""
+    if problem.broadcast_q:
+        return HopperBackwardOptions(do_stages=1, kv_stages=2)
+    return HopperBackwardOptions()

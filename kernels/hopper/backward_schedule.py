@@ -1,0 +1,280 @@
+"""Which CTA computes which tile of the backward, and what becomes of each step's dQ. On the host, from lengths alone.
+
+A tile is one block of BLOCK_N KV rows of one (sequence, KV head); its steps are the blocks of BLOCK_M Q rows with a row
+that sees it. As blocks of KV go up, so do both ends of that range. So within a sequence a step at Q block ``m`` is
+
+    the first to touch m    iff m is at or past the end of every earlier tile's range,
+    the last to touch m     iff m is before the start of every later tile's range.
+
+A sequence whose tiles all go to one CTA, in order, is *owned*: first steps store dQ to that CTA's own blocks of the
+accumulator, others add to them, last ones write dq itself. The tiles of other sequences are dealt one by one; their dQ
+is added to blocks that start as zero, none is first or last, and a cast follows. With broadcast-Q a CTA takes tiles of one
+head, whose dQ it sums in blocks of its own from the first tile on; a sum over CTAs follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.hopper.backward_options import HopperBackwardOptions
+from kernels.problem import JaggedProblem
+
+FIELDS = 24  # of a tile record, in the order below; the rest is padding
+Q_START, Q_LEN, OUT_START, K_START, K_LEN, K_ROW, STEPS, CUT_END, CUT_FROM, BLOCK, PARTIALS, FIRST_FROM, LASTS, HEAD, \
+    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF = range(18)
+NEVER = 2**30
+TILE_STEPS = 1.0  # cost of a tile beside its steps, in steps
+
+
+@dataclass(frozen=True)
+class BackwardSchedule:
+    """Tiles and tables of one layout pair, as int32 numpy arrays.
+
+    Attributes:
+        tiles: ``[T, FIELDS]``. Rows ``Q_START, Q_LEN`` of q and dq, ``OUT_START`` of dout, ``K_START, K_LEN`` of k; KV
+            rows of the tile from ``K_ROW`` on; ``STEPS`` blocks of Q from ``BLOCK`` on, of which those before ``CUT_END``
+            and from ``CUT_FROM`` on need a mask; the first ``LASTS`` are the last to touch their block, of which the first
+            ``PARTIALS`` find a partial dQ; those from ``FIRST_FROM`` on are the first; KV ``HEAD``; the sequence's first
+            block of rows ``ROW_BLOCK``; its first block of the accumulator ``ACC_BLOCK`` and blocks to a query head
+            ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
+        bounds: ``[programs + 1]``, the tiles of each CTA.
+        blocks: ``[num_blocks, 6]``, for each block of Q of each sequence: first row in out, rows of the sequence, first
+            row of the block in it, first row of the sequence in dq, 1 if nothing else writes this dq, and the block's
+            place among ``shared_blocks`` (-1 if it has none).
+        acc_blocks: blocks of BLOCK_M rows in the accumulator.
+        shared_at: first of them that is shared; block ``s`` of head ``h`` is ``shared_at + h * shared_blocks + s``.
+        copies: broadcast-Q: CTAs to each KV head, each with ``group * ACC_GROUP`` blocks, from block 0 on.
+        zero_first: broadcast-Q: a CTA's blocks must start as zero.
+    """
+
+    tiles: np.ndarray
+    bounds: np.ndarray
+    blocks: np.ndarray
+    acc_blocks: int
+    shared_at: int
+    shared_blocks: int
+    copies: int
+    zero_first: bool
+
+
+def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
+          block_n: int = 128) -> BackwardSchedule:
+    """The schedule of a problem for ``programs`` CTAs (with broadcast-Q, for as many as divide among the heads)."""
+    len_q, len_k = problem.layout_q.lengths, problem.layout_k.lengths
+    out_start, k_start = problem.layout_q.offsets[:-1], problem.layout_k.offsets[:-1]
+    q_start = np.zeros_like(out_start) if problem.broadcast_q else out_start
+    q_blocks, k_blocks = -(-len_q // block_m), -(-len_k // block_n)
+    row_block = np.cumsum(q_blocks) - q_blocks
+    tiles = _sequence_tiles(problem, len_q, len_k, q_blocks, k_blocks, block_m, block_n)
+    seq = tiles.sequence
+    heads, group = problem.num_heads_kv, problem.group_size
+
+    steps_of = np.bincount(seq, tiles.steps, minlength=len(len_q))
+    if problem.broadcast_q:
+        owned = np.zeros(len(len_q), dtype=bool)
+    else:
+        owned = _owned(options, k_blocks, steps_of * group, heads, programs)
+    shared = (k_blocks > 0) & ~owned & (not problem.broadcast_q)
+    shared_first = np.cumsum(np.where(shared, q_blocks, 0)) - np.where(shared, q_blocks, 0)
+    shared_blocks = int(q_blocks[shared].sum())
+    scratch = int((q_blocks[owned & (k_blocks > 1)].max(initial=0)) * group)
+
+    records = np.zeros((len(seq), FIELDS), dtype=np.int64)
+    for field, values in ((Q_START, q_start), (Q_LEN, len_q), (OUT_START, out_start), (K_START, k_start), (K_LEN, len_k),
+                          (ROW_BLOCK, row_block), (ACC_GROUP, q_blocks)):
+        records[:, field] = values[seq]
+    records[:, K_ROW], records[:, STEPS], records[:, BLOCK] = tiles.k_row, tiles.steps, tiles.low
+    mine = owned[seq]
+    last_below = np.where(mine, tiles.last_below, -1)
+    first_from = np.where(mine, tiles.first_from, NEVER)
+    lasts = np.clip(last_below - tiles.low, 0, tiles.steps)
+    first = np.clip(first_from - tiles.low, 0, NEVER)
+    records[:, LASTS], records[:, FIRST_FROM] = lasts, first
+    records[:, PARTIALS] = np.minimum(lasts, first)
+    records[:, CUT_END], records[:, CUT_FROM] = tiles.cut_end, tiles.cut_from
+    records[:, AFTER_ITSELF] = mine & (tiles.k_row > 0)
+
+    if problem.broadcast_q:
+        return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
+
+    count = max(1, len(seq) * heads)
+    programs = max(1, min(programs, count))
+    # units of work: an owned sequence's tiles together, others one by one; a unit's tiles of all heads follow each other
+    unit = np.cumsum(np.r_[True, ~(mine[1:] & (seq[1:] == seq[:-1]))]) - 1 if len(seq) else np.zeros(0, dtype=np.int64)
+    cost = np.bincount(unit, tiles.steps * group + TILE_STEPS) if len(unit) else np.zeros(0)
+    rank = cost
+    if len(unit):  # tiles of one shared sequence stay together, as they read the same Q and dO
+        highest = np.zeros(len(len_q))
+        np.maximum.at(highest, seq, cost[unit])
+        rank = np.zeros(len(cost))
+        rank[unit] = highest[seq]
+    tile_of_unit = np.split(np.arange(len(seq)), np.flatnonzero(np.diff(unit)) + 1) if len(unit) else []
+    by_rank = np.argsort(-rank, kind="stable") if order != "none" else np.arange(len(cost))
+    by_rank = _adjacent(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, rank, order)
+    items = _with_heads(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, heads)
+    owner = _deal(len(items), programs, order)
+    deal = np.argsort(owner, kind="stable")
+    pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
+    starts = np.array([t[0] for t in tile_of_unit], dtype=np.int64)
+    sizes = np.array([len(t) for t in tile_of_unit], dtype=np.int64)
+    if len(items):
+        chosen, head = items[deal, 0], items[deal, 1]
+        repeat = sizes[chosen]
+        place = np.repeat(np.cumsum(repeat) - repeat, repeat)
+        index = np.repeat(starts[chosen], repeat) + np.arange(repeat.sum()) - place
+        dealt = records[index]
+        dealt[:, HEAD] = np.repeat(head, repeat)
+        program = np.repeat(owner[deal], repeat)
+        is_mine = mine[index]
+        dealt[:, ACC_BLOCK] = np.where(is_mine, program * scratch,
+                                       programs * scratch + dealt[:, HEAD] * group * shared_blocks + shared_first[seq[index]])
+        dealt[:, ACC_GROUP] = np.where(is_mine, dealt[:, ACC_GROUP], shared_blocks)
+        bounds[1:] = np.cumsum(np.bincount(program, minlength=programs))
+        pieces.append(dealt)
+    dealt = np.concatenate(pieces) if pieces else np.zeros((0, FIELDS), dtype=np.int64)
+
+    table = _blocks(len_q, out_start, q_start, q_blocks, row_block, block_m)
+    touched = _touched(tiles, row_block, len(table))
+    seq_of_block = np.repeat(np.arange(len(len_q)), q_blocks)
+    shared_block = shared[seq_of_block]
+    table[:, 4] = ~touched & ~shared_block
+    table[:, 5] = np.where(shared_block, shared_first[seq_of_block] + np.arange(len(table)) - row_block[seq_of_block], -1)
+    return BackwardSchedule(dealt.astype(np.int32), bounds.astype(np.int32), table.astype(np.int32),
+                            programs * scratch + problem.num_heads_q * shared_blocks, programs * scratch, shared_blocks, 0,
+                            False)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Arrays over all (sequence, KV block), sequences in order and blocks ascending."""
+
+    sequence: np.ndarray
+    k_row: np.ndarray
+    low: np.ndarray  # first block of Q
+    steps: np.ndarray
+    cut_end: np.ndarray
+    cut_from: np.ndarray
+    first_from: np.ndarray  # blocks of Q from here on are touched first by this tile
+    last_below: np.ndarray  # and those below here last
+
+
+def _sequence_tiles(problem: JaggedProblem, len_q: np.ndarray, len_k: np.ndarray, q_blocks: np.ndarray,
+                    k_blocks: np.ndarray, block_m: int, block_n: int) -> _Tiles:
+    seq = np.repeat(np.arange(len(len_k)), k_blocks)
+    number = np.arange(len(seq)) - np.repeat(np.cumsum(k_blocks) - k_blocks, k_blocks)
+    k_row = number * block_n
+    rows_q, rows_k, blocks = len_q[seq], len_k[seq], q_blocks[seq]
+    shift = rows_k - rows_q
+    left, right = problem.mask.left, problem.mask.right
+    last_key = np.minimum(k_row + block_n, rows_k) - 1
+    low_row = np.zeros_like(k_row) if right is None else np.clip(k_row - shift - right, 0, rows_q)
+    high_row = rows_q if left is None else np.clip(last_key - shift + left + 1, 0, rows_q)
+    low, high = low_row // block_m, -(-high_row // block_m)
+    steps = np.where(high_row > low_row, high - low, 0)
+    low = np.where(steps > 0, low, 0)
+    # blocks of Q all of whose rows see all of the tile
+    full_from = np.zeros_like(k_row) if right is None else -((-(k_row + block_n - 1 - shift - right)) // block_m)
+    full_to = blocks if left is None else (k_row - shift + left + 1) // block_m
+    full_from = np.where(k_row + block_n > rows_k, NEVER, full_from)
+    cut_end = np.clip(full_from - low, 0, steps)
+    cut_from = np.clip(full_to - low, cut_end, steps)
+
+    first_from, last_below = np.zeros_like(k_row), np.full_like(k_row, NEVER)
+    ends = np.where(steps > 0, low + steps, 0)
+    starts = np.where(steps > 0, low, NEVER)
+    # running maximum of the ends of earlier tiles, running minimum of the starts of later ones, within a sequence
+    for step in range(1, int(k_blocks.max(initial=0))):
+        here = np.flatnonzero(number == step)
+        first_from[here] = np.maximum(first_from[here - 1], ends[here - 1])
+        from_end = np.flatnonzero(k_blocks[seq] - 1 - number == step)
+        last_below[from_end] = np.minimum(last_below[from_end + 1], starts[from_end + 1])
+    return _Tiles(seq, k_row, low, steps, cut_end, cut_from, first_from, last_below)
+
+
+def _owned(options: HopperBackwardOptions, k_blocks: np.ndarray, steps: np.ndarray, heads: int,
+           programs: int) -> np.ndarray:
+    if options.deterministic:
+        return k_blocks > 0
+    if not options.direct_dq:
+        return np.zeros(len(k_blocks), dtype=bool)
+    share = steps.sum() * heads / programs
+    few = (k_blocks <= options.owned_blocks) & (steps <= share / 2)
+    return (k_blocks == 1) | (few & (k_blocks > 0))
+
+
+def _adjacent(units: np.ndarray, sequence: np.ndarray, rank: np.ndarray, order: str) -> np.ndarray:
+    """Units in order of rank, those of one sequence next to each other."""
+    if order == "none" or not len(units):
+        return units
+    return np.lexsort((np.arange(len(rank)), sequence, -rank))
+
+
+def _with_heads(units: np.ndarray, sequence: np.ndarray, heads: int) -> np.ndarray:
+    """``[n, 2]`` of (unit, head): all units of a sequence for one head, then for the next."""
+    if not len(units):
+        return np.zeros((0, 2), dtype=np.int64)
+    seqs = sequence[units]
+    run = np.cumsum(np.r_[True, seqs[1:] != seqs[:-1]]) - 1
+    place = np.arange(len(units))
+    all_units = np.tile(units, heads)
+    all_heads = np.repeat(np.arange(heads), len(units))
+    keys = np.lexsort((np.tile(place, heads), all_heads, np.tile(run, heads)))
+    return np.stack([all_units[keys], all_heads[keys]], 1)
+
+
+def _deal(count: int, programs: int, order: str) -> np.ndarray:
+    place = np.arange(count)
+    owner = place % programs
+    if order == "zigzag":
+        owner = np.where(place // programs % 2 == 1, programs - 1 - owner, owner)
+    return owner
+
+
+def _blocks(len_q: np.ndarray, out_start: np.ndarray, q_start: np.ndarray, q_blocks: np.ndarray, row_block: np.ndarray,
+            block_m: int) -> np.ndarray:
+    seq = np.repeat(np.arange(len(len_q)), q_blocks)
+    table = np.zeros((len(seq), 6), dtype=np.int64)
+    table[:, 0], table[:, 1], table[:, 3] = out_start[seq], len_q[seq], q_start[seq]
+    table[:, 2] = (np.arange(len(seq)) - row_block[seq]) * block_m
+    table[:, 5] = -1
+    return table
+
+
+def _touched(tiles: _Tiles, row_block: np.ndarray, count: int) -> np.ndarray:
+    """Which blocks of Q some tile has a step for."""
+    change = np.zeros(count + 1, dtype=np.int64)
+    some = tiles.steps > 0
+    begin = row_block[tiles.sequence[some]] + tiles.low[some]
+    np.add.at(change, begin, 1)
+    np.add.at(change, begin + tiles.steps[some], -1)
+    return np.cumsum(change[:-1]) > 0
+
+
+def _broadcast(problem: JaggedProblem, records: np.ndarray, order: str, programs: int, q_blocks: np.ndarray,
+               row_block: np.ndarray, block_m: int) -> BackwardSchedule:
+    heads, group = problem.num_heads_kv, problem.group_size
+    copies = max(1, min(programs // heads, len(records)))
+    blocks = -(-problem.layout_q.max_seqlen // block_m)
+    zero_first = not problem.mask.is_full
+    rank = np.argsort(-records[:, STEPS], kind="stable") if order != "none" else np.arange(len(records))
+    owner = _deal(len(rank), copies, order)
+    deal = np.argsort(owner, kind="stable")
+    one = records[rank[deal]]
+    owner = owner[deal]
+    one[:, ACC_GROUP] = blocks
+    begins = np.r_[True, owner[1:] != owner[:-1]] if len(owner) else np.zeros(0, dtype=bool)
+    one[:, AFTER_ITSELF] = ~begins
+    one[:, LASTS] = one[:, PARTIALS] = 0
+    one[:, FIRST_FROM] = NEVER if zero_first else np.where(begins, 0, NEVER)
+    dealt = np.tile(one, (heads, 1))
+    head = np.repeat(np.arange(heads), len(one))
+    dealt[:, HEAD] = head
+    dealt[:, ACC_BLOCK] = (head * copies + np.tile(owner, heads)) * group * blocks
+    bounds = np.zeros(heads * copies + 1, dtype=np.int64)
+    bounds[1:] = np.cumsum(np.tile(np.bincount(owner, minlength=copies), heads))
+    out_start = problem.layout_q.offsets[:-1]
+    table = _blocks(problem.layout_q.lengths, out_start, np.zeros_like(out_start), q_blocks, row_block, block_m)
+    return BackwardSchedule(dealt.astype(np.int32), bounds.astype(np.int32), table.astype(np.int32),
+                            heads * copies * group * blocks, 0, 0, copies if len(records) else 0, zero_first)
