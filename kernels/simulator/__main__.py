@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import torch
 import typer
@@ -11,6 +11,7 @@ import typer
 from kernels.simulator.campaigns import ARGUMENTS, CAMPAIGNS, own_cases
 from kernels.simulator.cases import Case, Sweep, run_schedule
 from kernels.simulator.mutation import run_campaign, write_survivors
+from kernels.simulator.scheduler import Mode
 from kernels.simulator.schedules import Schedule, schedules
 from kernels.simulator.tutorials import TUTORIALS
 
@@ -40,6 +41,8 @@ def sweep(patterns: Annotated[list[str] | None, typer.Argument(help="Parts of ca
           seed: Annotated[int, typer.Option(help="See --mode.")] = 0) -> None:
     """Run cases over schedules; exit code 1 if any fails, with the first failure of each kind in full."""
     torch.set_num_threads(1)
+    if mode not in (None, *get_args(Mode)):
+        raise typer.BadParameter(f"--mode: expected one of {', '.join(get_args(Mode))}, got {mode}")
     over = [Schedule(mode, seed)] if mode else schedules(schedule_count)  # type: ignore[arg-type]
     failed = 0
     for case in _cases(patterns or [], own).values():

@@ -8,7 +8,7 @@ from importlib import resources
 
 from kernels.mask import Mask
 from kernels.simulator.cases import Case
-from kernels.simulator.jagged import Layout, hopper_cases
+from kernels.simulator.jagged import Layout, hopper_backward_cases, hopper_cases
 from kernels.simulator.tutorials import attention_case, backward_case
 
 #: Name: (layouts, functions that are left alone because they do not synchronise).
@@ -50,7 +50,7 @@ for _variant in ("solo64", "solo64o", "pair128", "pair128r", "tri64"):
 
 def own_cases() -> dict[str, Case]:
     """Every variant of this project's kernels on every layout that it can run."""
-    return hopper_cases()
+    return {**hopper_cases(), **hopper_backward_cases()}
 
 
 def _read_arguments() -> dict[str, str]:

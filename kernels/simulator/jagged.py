@@ -43,6 +43,15 @@ class Layout:
                              bool(self.broadcast_q))
 
 
+#: Switches of the Hopper backward, by a name for the cases.
+BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
+    "default": {},
+    "deep": {"q_stages": 3, "do_stages": 3},
+    "early-dv": {"early_dv": True},
+    "two-kv": {"kv_stages": 2, "q_stages": 1, "do_stages": 1},
+    "summed": {"direct_dq": False, "owned_blocks": 0},
+    "deterministic": {"deterministic": True},
+}
 _EDGES = (65, 128, 1, 64, 0, 129, 63)
 
 #: What the kernels must get right, by name; D = 128 unless the name says otherwise.
@@ -157,3 +166,17 @@ def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, La
                 found[name] = forward_case(name, IMPLEMENTATION, layout, 90, schedule=schedule,
                                            options={"variant": variant}, sms=sms)
     return found
+
+
+def hopper_backward_cases(variants: Mapping[str, Mapping[str, object]] = BACKWARD_VARIANTS,
+                          layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 2) -> dict[str, Case]:
+    """The Hopper backward, ``hopper-bwd/<variant>/<layout>``; empty while the implementation has none."""
+    from kernels.hopper import IMPLEMENTATION
+
+    try:
+        IMPLEMENTATION.make_options("bwd", {})
+    except ValueError:
+        return {}
+    return {f"hopper-bwd/{variant}/{layout_name}": backward_case(f"hopper-bwd/{variant}/{layout_name}", IMPLEMENTATION,
+                                                                 layout, 90, options=options, sms=sms)
+            for variant, options in variants.items() for layout_name, layout in layouts.items()}

@@ -27,6 +27,8 @@ class Site:
     """One possible change: ``kind`` applied to node ``index`` (in `ast.walk` order) of a function's tree.
 
     ``ordinal`` counts the sites of one kind and statement in a function, in the order of their lines.
+    ``helper_line`` is that of the helper call with which a statement is swapped, 0 if it is none: a helper may do
+    nothing in a variant.
     """
 
     function: str
@@ -36,6 +38,7 @@ class Site:
     statement: str
     ordinal: int = 1
     file: str = ""
+    helper_line: int = 0
 
 
 def _tlx_name(node: Any) -> str:
@@ -118,6 +121,13 @@ def _kinds(node: ast.AST, nodes: list[ast.AST]) -> Iterator[str]:
             yield "count + 1"
 
 
+def _swapped_helper_line(kind: str, node: ast.AST, nodes: list[ast.AST]) -> int:
+    if kind not in ("release earlier", "wait later"):
+        return 0
+    other = _neighbour(nodes, node, -1 if kind == "release earlier" else 1)
+    return other.lineno if other is not None and _helper_name(other) else 0
+
+
 def _varying(node: ast.AST) -> bool:
     """Is it ``array[index]`` with an index that may vary?"""
     return isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant)
@@ -126,7 +136,8 @@ def _varying(node: ast.AST) -> bool:
 def sites_of(function: str, tree: ast.Module, file: str = "") -> list[Site]:
     """Every site of a function, in the order of the lines."""
     nodes = list(ast.walk(tree))
-    found = [Site(function, kind, index, getattr(node, "lineno", 0), ast.unparse(node)[:100])
+    found = [Site(function, kind, index, getattr(node, "lineno", 0), ast.unparse(node)[:100],
+                  helper_line=_swapped_helper_line(kind, node, nodes))
              for index, node in enumerate(nodes) for kind in _kinds(node, nodes)]
     seen: Counter[tuple[str, str]] = Counter()
     numbered = []

@@ -116,7 +116,8 @@ def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
                 written.append(simulator.ledger.written())
     # A campaign's first layout must reach every function; later ones only add to the lines that count as run.
     sites = list(dict.fromkeys(collector.sites))[::every]
-    reached = [site for site in sites if (site.file, site.line) in covered or site.kind == "count + 1"]
+    reached = [site for site in sites if ((site.file, site.line) in covered or site.kind == "count + 1")
+               and (not site.helper_line or (site.file, site.helper_line) in covered)]
     verdicts = []
     for number, site in enumerate(reached):
         verdicts.append(_judge(site, calls, written, max_schedules, usual))

@@ -109,8 +109,7 @@ def async_descriptor_store_wait(pendings: Any) -> None:
     task = this_task().note(f"store wait {pendings}")
     constexpr_only(pendings, "pendings")
     old = task.stores[: max(0, len(task.stores) - int(pendings))]
-    _wait_all(task, old, f"TMA stores (all but {pendings})")
-    task.stores = task.stores[len(old):]
+    _wait_all(task, old, f"TMA stores (all but {pendings})")  # they stay listed, for a later wait for their writes
 
 
 def _wait_all(task: Task, ops: list[Operation], what: str) -> None:
