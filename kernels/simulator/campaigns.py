@@ -8,7 +8,7 @@ from importlib import resources
 
 from kernels.mask import Mask
 from kernels.simulator.cases import Case
-from kernels.simulator.jagged import Layout, hopper_backward_cases, hopper_cases
+from kernels.simulator.jagged import BACKWARD_VARIANTS, Layout, hopper_backward_cases, hopper_cases
 from kernels.simulator.tutorials import attention_case, backward_case
 
 #: Name: (layouts, functions that are left alone because they do not synchronise).
@@ -44,8 +44,17 @@ def _hopper(variant: str) -> None:
     CAMPAIGNS[f"hopper/{variant}"] = (layouts, frozenset())
 
 
+def _hopper_backward(variant: str) -> None:
+    def layouts() -> list[Case]:
+        return list(hopper_backward_cases({variant: BACKWARD_VARIANTS[variant]}, _HOPPER_LAYOUTS, sms=1).values())
+
+    CAMPAIGNS[f"hopper-bwd/{variant}"] = (layouts, frozenset())
+
+
 for _variant in ("solo64", "solo64o", "pair128", "pair128r", "tri64"):
     _hopper(_variant)
+for _variant in ("default", "summed") if hopper_backward_cases() else ():
+    _hopper_backward(_variant)
 
 
 def own_cases() -> dict[str, Case]:
