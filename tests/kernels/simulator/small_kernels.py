@@ -232,3 +232,11 @@ def hand_over(flag, data, out, SYNC: tl.constexpr):
 def too_much_smem(x):
     tlx.local_alloc((128, 128), tl.bfloat16, 8)
     tl.store(x, 1.0)
+
+
+@triton.jit
+def not_simulated(x, TLX: tl.constexpr):
+    if TLX:
+        tlx.local_gather(x, x, 0)
+    else:
+        tl.sort(x)

@@ -58,3 +58,9 @@ def test_torch_and_triton_are_left_as_they_were():
     with pytest.raises(SimulationError):
         launch(small_kernels.overflow, 3)
     assert (torch.empty, torch.cuda.get_device_properties, driver._active, type(small_kernels.overflow).run) == before
+
+
+@pytest.mark.parametrize(("tlx", "name"), [(True, r"tlx\.local_gather"), (False, r"tl\.sort")])
+def test_what_is_not_simulated_is_named(tlx, name):
+    with pytest.raises(SimulationError, match=rf"unsupported\] {name} is not simulated"):
+        launch(small_kernels.not_simulated, TLX=tlx)
