@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
+from types import ModuleType
 
 import torch
 
+from kernels.hopper.backward_options import HopperBackwardOptions
 from kernels.hopper.options import (
     HEAD_DIMS,
     SCHEDULES,
@@ -30,7 +33,7 @@ class HopperImplementation:
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why it can't run; checks the device, TLX, and what the kernels don't cover."""
         if direction == "bwd":
-            return "the TLX backward is not written yet"
+            return _tlx_missing() or _backward().declines(problem, device)
         if device.type != "cuda":
             return f"TLX kernels for Hopper need an sm_90 GPU, the device is {device}"
         capability = torch.cuda.get_device_capability(device)
@@ -38,15 +41,17 @@ class HopperImplementation:
             return f"TLX kernels for Hopper need sm_90, the GPU is sm_{capability[0]}{capability[1]}"
         return _tlx_missing() or _not_covered(problem)
 
-    def make_options(self, direction: Direction, values: Mapping[str, object]) -> HopperForwardRequest:
-        """``variant`` and single switches of `HopperForwardOptions`."""
+    def make_options(self, direction: Direction, values: Mapping[str, object]) -> object:
+        """``variant`` and single switches of `HopperForwardOptions`; for ``bwd`` those of `HopperBackwardOptions`."""
         if direction == "bwd":
-            raise ValueError("the TLX backward for Hopper is not written yet, so it has no options")
+            return HopperBackwardOptions.make(values) if values else None
         return make_request(values)
 
     def describe(self, problem: JaggedProblem, direction: Direction, schedule: str | None = None,
                  options: object | None = None) -> str:
         """Such as ``hopper/solo64/zigzag``; changed switches follow a plus sign each."""
+        if direction == "bwd":
+            return _backward().describe(problem, schedule, options)
         resolved = resolve_forward(problem, schedule, options)
         changed = [] if not isinstance(options, HopperForwardRequest) else [
             f"+{name}={value}" for name, value in options.switches if name != "schedule"]
@@ -62,8 +67,12 @@ class HopperImplementation:
     def backward(self, problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
                  lse: torch.Tensor, dout: torch.Tensor, *, schedule: str | None = None,
                  options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Not there; `declines` says so."""
-        raise NotImplementedError("the TLX backward is not written yet")
+        """``(dq, dk, dv)``. Raises `ValueError` for an unknown schedule."""
+        return _backward().backward(problem, q, k, v, out, lse, dout, schedule, options)
+
+
+def _backward() -> ModuleType:
+    return importlib.import_module("kernels.hopper.backward")  # on first use, as it needs TLX
 
 
 def resolve_forward(problem: JaggedProblem, schedule: str | None = None,

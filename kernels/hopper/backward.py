@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,11 +36,6 @@ def declines(problem: JaggedProblem, device: torch.device) -> str | None:
     if (major, minor) != (9, 0):
         return f"needs compute capability 9.0, this GPU has {major}.{minor}"
     return None
-
-
-def make_options(values: Mapping[str, object]) -> HopperBackwardOptions | None:
-    """Options from plain values; no values: None, the selection rule. Raises `ValueError`."""
-    return HopperBackwardOptions.make(values) if values else None
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
@@ -96,8 +90,8 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
             D=dim, ROWS=SUM_ROWS, num_warps=4)
     elif made.shared_blocks:
         cast_kernel[(made.shared_blocks, problem.num_heads_q)](
-            acc, dq, plan.shared, row_stride, made.shared_at, made.shared_blocks, problem.softmax_scale, BLOCK_M=block_m,
-            D=dim, num_warps=4)
+            acc, dq, plan.shared, row_stride, made.shared_at, made.shared_blocks, problem.softmax_scale,
+            BLOCK_M=block_m, D=dim, num_warps=4)
     return dq, dk, dv
 
 
@@ -109,7 +103,8 @@ def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan,
         packed_descriptor(q, block_m, dim), packed_descriptor(dout, block_m, dim), packed_descriptor(k, 64, dim),
         packed_descriptor(v, 64, dim), packed_descriptor(dq, 64, 64), packed_descriptor(dk, 64, dim),
         packed_descriptor(dv, 64, dim), TensorDescriptor.from_tensor(acc, [64, 64]), rows, plan.tiles, plan.bounds,
-        len(plan.blocks), problem.softmax_scale * math.log2(math.e), problem.softmax_scale, mask.left or 0, mask.right or 0,
+        len(plan.blocks), problem.softmax_scale * math.log2(math.e), problem.softmax_scale, mask.left or 0,
+        mask.right or 0,
         GROUP=problem.group_size, BLOCK_M=block_m, D=dim, NUM_Q=options.q_stages, NUM_DO=options.do_stages,
         NUM_KV=options.kv_stages, STAGES=options.dq_stages, EARLY_DV=options.early_dv, HAS_LEFT=mask.left is not None,
         HAS_RIGHT=mask.right is not None, REGISTERS=232, num_warps=4, num_stages=1)
@@ -134,14 +129,13 @@ def _order(schedule: str | None) -> str:
 def _plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
           device: torch.device) -> _Plan:
     key = ("hopper backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
-           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, order, programs, block_m,
-           device)
+           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, order, programs,
+           block_m, device)
 
     def build() -> _Plan:
         made = backward_schedule.build(problem, options, order, programs, block_m, BLOCK_N)
-        shared = made.blocks[made.blocks[:, 5] >= 0]
-        tiles, bounds, blocks, shared = (torch.from_numpy(x).to(device) for x in
-                                         (made.tiles, made.bounds, made.blocks, shared))
+        tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])
+        tiles, bounds, blocks, shared = (torch.from_numpy(table).to(device) for table in tables)
         return _Plan(made, tiles, bounds, blocks, shared, problem.layout_q)
 
     return problem.layout_k.cached(key, build)

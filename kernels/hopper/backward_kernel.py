@@ -30,10 +30,10 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     named 10         both consumers: dQ has read dS        both, before they write dS
     named 9          both consumers: dS is written         both, before dQ
 
-What becomes of a step's dQ depends on its block of Q and two numbers of the tile (see `kernels.hopper.backward_schedule`):
-it is the *first* to touch the block, the *last*, both or neither. Last: the sum is complete and leaves as dq itself, with
-what is in the accumulator buffer added. Otherwise it is stored (first) or reduce-added there in fp32. Steps that need a mask or
-add a partial are at the two ends of the walk; the steps between are free of both.
+What becomes of a step's dQ depends on its block of Q and two numbers of the tile, see
+`kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
+sum is complete and leaves as dq itself, with the accumulator's part added unless it is first too. Otherwise it goes to
+the accumulator in fp32, stored (first) or reduce-added.
 """
 
 import triton
@@ -85,7 +85,7 @@ def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexp
 def _partial(staging, ready, ready_phase, partial):
     """What dQ starts from: the partial that the writer has fetched, or zeros. The slot is free afterwards."""
     tlx.barrier_wait(ready, ready_phase)
-    if partial:
+    if partial:  # noqa: SIM108
         dq = tlx.local_load(staging)
     else:
         dq = tl.zeros([64, 64], tl.float32)
@@ -202,10 +202,11 @@ def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
 
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
-def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds, num_blocks,
-                    scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
-                    NUM_DO: tl.constexpr, NUM_KV: tl.constexpr, STAGES: tl.constexpr, EARLY_DV: tl.constexpr,
-                    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
+                    num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
+                    D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
+                    STAGES: tl.constexpr, EARLY_DV: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+                    REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -300,7 +301,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 tlx.barrier_arrive(full[slot])
                 tlx.async_descriptor_store_wait(0)
                 tlx.barrier_arrive(v_empty[kb])
-                n_kv += 1
+                n_kv += 1  # noqa: SIM113
                 steps = steps2
 
         with tlx.async_task(num_warps=1, registers=24):  # loader
@@ -344,7 +345,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         tlx.barrier_expect_bytes(do_full[db], BLOCK_M * D * 2)
                         load_rows(desc_do, do_smem[db], o_start, q_len, m * BLOCK_M, head_q * D, do_full[db])
                         n_step += 1
-                n_kv += 1
+                n_kv += 1  # noqa: SIM113
 
         with tlx.async_task(num_warps=1, registers=24):  # writer
             n_use = 0
@@ -370,7 +371,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                             tlx.async_descriptor_store_wait(2 * STAGES - 1 - c)
                             if i < partials:
                                 tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
-                                tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot])
+                                tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
+                                                          ready[slot])
                             else:
                                 tlx.barrier_arrive(ready[slot])
                         for c in tl.static_range(2):

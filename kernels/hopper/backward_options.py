@@ -24,8 +24,8 @@ class HopperBackwardOptions:
         dq_stages: blocks of fp32 dQ on their way to memory.
         early_dv: issue dV += P^T dO before dS rather than after it.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
-        owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its own:
-            no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
+        owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
+            own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
         deterministic: every sequence is left to one CTA, so that equal calls give equal bits.
     """
 

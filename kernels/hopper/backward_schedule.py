@@ -8,8 +8,8 @@ that sees it. As blocks of KV go up, so do both ends of that range. So within a 
 
 A sequence whose tiles all go to one CTA, in order, is *owned*: first steps store dQ to that CTA's own blocks of the
 accumulator, others add to them, last ones write dq itself. The tiles of other sequences are dealt one by one; their dQ
-is added to blocks that start as zero, none is first or last, and a cast follows. With broadcast-Q a CTA takes tiles of one
-head, whose dQ it sums in blocks of its own from the first tile on; a sum over CTAs follows.
+is added to blocks that start as zero, none is first or last, and a cast follows. With broadcast-Q a CTA takes tiles of
+one head, whose dQ it sums in blocks of its own from the first tile on; a sum over CTAs follows.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class BackwardSchedule:
     """Tiles and tables of one layout pair, as int32 numpy arrays.
 
     Attributes:
-        tiles: ``[T, FIELDS]``. Rows ``Q_START, Q_LEN`` of q and dq, ``OUT_START`` of dout, ``K_START, K_LEN`` of k; KV
-            rows of the tile from ``K_ROW`` on; ``STEPS`` blocks of Q from ``BLOCK`` on, of which those before ``CUT_END``
-            and from ``CUT_FROM`` on need a mask; the first ``LASTS`` are the last to touch their block, of which the first
-            ``PARTIALS`` find a partial dQ; those from ``FIRST_FROM`` on are the first; KV ``HEAD``; the sequence's first
-            block of rows ``ROW_BLOCK``; its first block of the accumulator ``ACC_BLOCK`` and blocks to a query head
-            ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
+        tiles: ``[T, FIELDS]``. Rows ``Q_START, Q_LEN`` of q and dq, ``OUT_START`` of dout, ``K_START, K_LEN`` of k;
+            KV rows of the tile from ``K_ROW`` on; ``STEPS`` blocks of Q from ``BLOCK`` on, of which those before
+            ``CUT_END`` and from ``CUT_FROM`` on need a mask; the first ``LASTS`` are the last to touch their block, of
+            which the first ``PARTIALS`` find a partial dQ; those from ``FIRST_FROM`` on are the first; KV ``HEAD``;
+            the sequence's first block of rows ``ROW_BLOCK``; its first block of the accumulator ``ACC_BLOCK`` and
+            blocks to a query head ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
         bounds: ``[programs + 1]``, the tiles of each CTA.
         blocks: ``[num_blocks, 6]``, for each block of Q of each sequence: first row in out, rows of the sequence, first
             row of the block in it, first row of the sequence in dq, 1 if nothing else writes this dq, and the block's
@@ -82,8 +82,8 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     scratch = int((q_blocks[owned & (k_blocks > 1)].max(initial=0)) * group)
 
     records = np.zeros((len(seq), FIELDS), dtype=np.int64)
-    for field, values in ((Q_START, q_start), (Q_LEN, len_q), (OUT_START, out_start), (K_START, k_start), (K_LEN, len_k),
-                          (ROW_BLOCK, row_block), (ACC_GROUP, q_blocks)):
+    for field, values in ((Q_START, q_start), (Q_LEN, len_q), (OUT_START, out_start), (K_START, k_start),
+                          (K_LEN, len_k), (ROW_BLOCK, row_block), (ACC_GROUP, q_blocks)):
         records[:, field] = values[seq]
     records[:, K_ROW], records[:, STEPS], records[:, BLOCK] = tiles.k_row, tiles.steps, tiles.low
     mine = owned[seq]
@@ -99,9 +99,7 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     if problem.broadcast_q:
         return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
 
-    count = max(1, len(seq) * heads)
-    programs = max(1, min(programs, count))
-    # units of work: an owned sequence's tiles together, others one by one; a unit's tiles of all heads follow each other
+    # units of work: an owned sequence's tiles together, others one by one
     unit = np.cumsum(np.r_[True, ~(mine[1:] & (seq[1:] == seq[:-1]))]) - 1 if len(seq) else np.zeros(0, dtype=np.int64)
     cost = np.bincount(unit, tiles.steps * group + TILE_STEPS) if len(unit) else np.zeros(0)
     rank = cost
@@ -114,6 +112,7 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     by_rank = np.argsort(-rank, kind="stable") if order != "none" else np.arange(len(cost))
     by_rank = _adjacent(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, rank, order)
     items = _with_heads(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, heads)
+    programs = max(1, min(programs, len(items)))
     owner = _deal(len(items), programs, order)
     deal = np.argsort(owner, kind="stable")
     pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
@@ -122,14 +121,14 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     if len(items):
         chosen, head = items[deal, 0], items[deal, 1]
         repeat = sizes[chosen]
-        place = np.repeat(np.cumsum(repeat) - repeat, repeat)
-        index = np.repeat(starts[chosen], repeat) + np.arange(repeat.sum()) - place
+        before = np.repeat(np.cumsum(repeat) - repeat, repeat)
+        index = np.repeat(starts[chosen], repeat) + np.arange(repeat.sum()) - before
         dealt = records[index]
         dealt[:, HEAD] = np.repeat(head, repeat)
         program = np.repeat(owner[deal], repeat)
         is_mine = mine[index]
-        dealt[:, ACC_BLOCK] = np.where(is_mine, program * scratch,
-                                       programs * scratch + dealt[:, HEAD] * group * shared_blocks + shared_first[seq[index]])
+        in_shared = dealt[:, HEAD] * group * shared_blocks + shared_first[seq[index]]
+        dealt[:, ACC_BLOCK] = np.where(is_mine, program * scratch, programs * scratch + in_shared)
         dealt[:, ACC_GROUP] = np.where(is_mine, dealt[:, ACC_GROUP], shared_blocks)
         bounds[1:] = np.cumsum(np.bincount(program, minlength=programs))
         pieces.append(dealt)
@@ -140,10 +139,11 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     seq_of_block = np.repeat(np.arange(len(len_q)), q_blocks)
     shared_block = shared[seq_of_block]
     table[:, 4] = ~touched & ~shared_block
-    table[:, 5] = np.where(shared_block, shared_first[seq_of_block] + np.arange(len(table)) - row_block[seq_of_block], -1)
+    place = np.arange(len(table)) - row_block[seq_of_block]
+    table[:, 5] = np.where(shared_block, shared_first[seq_of_block] + place, -1)
     return BackwardSchedule(dealt.astype(np.int32), bounds.astype(np.int32), table.astype(np.int32),
-                            programs * scratch + problem.num_heads_q * shared_blocks, programs * scratch, shared_blocks, 0,
-                            False)
+                            programs * scratch + problem.num_heads_q * shared_blocks, programs * scratch,
+                            shared_blocks, 0, False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Options of the Hopper backward: what is allowed, what is chosen, what a record says."""
+
+import pytest
+import torch
+
+from kernels.hopper import IMPLEMENTATION, backward
+from kernels.hopper.backward_options import select
+from kernels.jagged_layout import JaggedLayout
+from kernels.problem import JaggedProblem
+
+
+def problem(**changes):
+    layout = JaggedLayout.from_lengths([100, 200])
+    values = {"layout_q": layout, "layout_k": layout, "num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128,
+              "dtype": torch.bfloat16, "softmax_scale": 0.1}
+    return JaggedProblem(**(values | changes))
+
+
+def make_options(values):
+    return IMPLEMENTATION.make_options("bwd", values)
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"stages": 2}, "stages: no such option; allowed: q_stages, do_stages, kv_stages"),
+    ({"kv_stages": 3}, "kv_stages: expected 1 to 2, got 3"),
+    ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
+    ({"early_dv": 1}, "early_dv: expected true or false, got 1"),
+])
+def test_bad_values(values, message):
+    with pytest.raises(ValueError, match=message):
+        make_options(values)
+
+
+def test_no_values_leave_the_choice_to_the_rule():
+    assert make_options({}) is None
+    assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
+    shared = problem(layout_q=JaggedLayout.uniform(2, 32), broadcast_q=True)
+    assert select(shared).kv_stages == 2
+
+
+def test_switches_show_in_the_record():
+    options = make_options({"deterministic": True, "kv_stages": 2, "do_stages": 1})
+    assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k2s1-own4-det/sorted"
+    with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
+        backward.describe(problem(), "lpt")
+    with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):
+        backward.describe(problem(), None, {})
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"head_dim": 96}, "head_dim 96 is not one of 64, 128"), ({"dtype": torch.float32}, "torch.float32 is neither"),
+    ({}, "device type cpu is not cuda")])
+def test_declines(changes, reason):
+    assert reason in IMPLEMENTATION.declines(problem(**changes), "bwd", torch.device("cpu"))
+
+
+def test_empty_problems_need_no_kernel():
+    none = JaggedLayout.from_lengths([0, 0])
+    case = problem(layout_q=none)
+    q, k = torch.empty(case.q_shape), torch.ones(case.kv_shape)
+    dq, dk, dv = backward.backward(case, q, k, k, q, torch.empty(2, 0), q)
+    assert dq.shape == q.shape
+    assert not dk.any()
+    assert not dv.any()

@@ -1,0 +1,118 @@
+"""The Hopper backward in the simulator, in every mode, against the oracle. Races and unwritten elements are errors."""
+
+import pytest
+import torch
+
+from kernels.hopper import backward
+from kernels.hopper.backward_options import HopperBackwardOptions as Options
+from kernels.jagged_layout import JaggedLayout
+from kernels.mask import Mask
+from kernels.problem import JaggedProblem
+from kernels.reference import attention_reference, attention_reference_backward, attention_reference_lowp_backward
+from kernels.simulator import Simulator
+
+SELF = [0, 300, 64, 129, 1]
+CROSS = ([65, 128, 1, 0, 200], [64, 0, 130, 70, 257])
+
+
+def problem(len_q, len_k, heads_q=1, heads_kv=1, dim=128, dtype=torch.bfloat16, mask=None, scale=None):
+    layout_k = JaggedLayout.from_lengths(len_k)
+    broadcast = isinstance(len_q, int)
+    layout_q = JaggedLayout.uniform(len(len_k), len_q) if broadcast else JaggedLayout.from_lengths(len_q)
+    return JaggedProblem(layout_q, layout_k, heads_q, heads_kv, dim, dtype, scale or dim ** -0.5, mask or Mask(),
+                         broadcast)
+
+
+def tensors(case):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).to(case.dtype)
+            for shape in (case.q_shape, case.kv_shape, case.kv_shape, case.out_shape)]
+
+
+def simulate(case, q, k, v, dout, options, mode="random", seed=0, sms=3):
+    out, lse = attention_reference(case, q, k, v, dtype=torch.float32)
+    case.layout_k._cache.clear()
+    with Simulator(seed, mode, arch=90, sms=sms) as simulator:
+        grads = backward.backward(case, q, k, v, out.to(case.dtype), lse.contiguous(), dout, options=options)
+    for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
+        simulator.check_written(grad, name=name)
+    return grads
+
+
+def check(case, q, k, v, dout, options, **how):
+    grads = simulate(case, q, k, v, dout, options, **how)
+    oracle = attention_reference_backward(case, q, k, v, dout)
+    twin = attention_reference_lowp_backward(case, q, k, v, dout)
+    for name, grad, exact, low in zip(("dq", "dk", "dv"), grads, oracle, twin, strict=True):
+        error, allowed = (grad.double() - exact).abs().max(), (low.double() - exact).abs().max()
+        assert error <= 2 * allowed + 1e-3 * exact.abs().max(), name
+
+
+CASES = {
+    "self": (lambda: problem(SELF, SELF, 2, 2), Options()),
+    "self, all added": (lambda: problem(SELF, SELF), Options(direct_dq=False)),
+    "cross": (lambda: problem(*CROSS), Options()),
+    "cross, shared": (lambda: problem(*CROSS), Options(owned_blocks=0)),
+    "K and V twice": (lambda: problem(*CROSS), Options(kv_stages=2, do_stages=1)),
+    "dQ twice": (lambda: problem(*CROSS), Options(dq_stages=2)),
+    "early dV": (lambda: problem(*CROSS), Options(early_dv=True)),
+    "three Q": (lambda: problem(*CROSS), Options(q_stages=3, do_stages=1)),
+    "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),
+    "causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0)),
+    "causal, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), Options()),
+    "window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), Options()),
+    "heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options()),
+    "one block of shared Q": (lambda: problem(32, [64, 0, 130, 300], 2, 2), None),
+    "shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), None),
+    "shared Q, causal": (lambda: problem(70, [64, 0, 130], 2, 2, mask=Mask.make(True)), None),
+    "D = 64": (lambda: problem(SELF, SELF, dim=64), Options()),
+    "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
+                               Options(owned_blocks=0)),
+    "fp16": (lambda: problem(*CROSS, dtype=torch.float16), Options()),
+    "negative scale": (lambda: problem(*CROSS, scale=-0.1, mask=Mask.make(True)), Options()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_in_every_mode(name):
+    make, options = CASES[name]
+    case = make()
+    check(case, *tensors(case), options)
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_other_schedules(mode):
+    case = problem(*CROSS)
+    check(case, *tensors(case), Options(), mode=mode)
+
+
+def test_scores_so_low_that_a_missing_key_would_overflow():
+    case = problem(SELF, SELF)
+    q, k, v, dout = tensors(case)
+    q, k = q.abs() * 32, -k.abs()
+    assert attention_reference(case, q, k, v)[1][:, 1:].min() < -88
+    check(case, q, k, v, dout, Options())
+    check(case, q, k, v, dout, Options(owned_blocks=0))
+
+
+@pytest.mark.parametrize("owned_blocks", [0, 4])
+def test_a_sequence_of_nan_stays_among_itself(owned_blocks):
+    case = problem(SELF, SELF)
+    q, k, v, dout = tensors(case)
+    clean = attention_reference_backward(case, q, k, v, dout)
+    rows = slice(*case.layout_q.offsets[2:4])
+    for tensor, value in ((q, "nan"), (k, "nan"), (v, "inf"), (dout, "nan")):
+        tensor[rows] = float(value)
+    grads = simulate(case, q, k, v, dout, Options(owned_blocks=owned_blocks))
+    others = torch.ones(case.layout_q.total, dtype=torch.bool)
+    others[rows] = False
+    for grad, exact in zip(grads, clean, strict=True):
+        assert (grad[others].double() - exact[others]).abs().max() <= 0.02 * exact[others].abs().max()
+
+
+def test_deterministic_does_not_depend_on_the_schedule():
+    case = problem([300, 520], [300, 520])
+    inputs = tensors(case)
+    first = simulate(case, *inputs, Options(deterministic=True), mode="eager")
+    second = simulate(case, *inputs, Options(deterministic=True), mode="random", seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
