@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -42,8 +42,6 @@ class OfflineDriver:
 
     def get_current_target(self) -> Any:
         """The simulated GPU."""
-        from triton.backends.compiler import GPUTarget
-
         return GPUTarget("cuda", self._arch, 32)
 
     def get_active_torch_device(self) -> torch.device:
@@ -251,7 +249,3 @@ class Simulator:
         given = {key: value for key, value in config.all_kwargs().items() if value is not None and key not in kwargs}
         return tuner.fn.run(*args, **kwargs, **given)
 
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """How far an output of that dtype may be from an fp32 reference, relative to the largest element."""
-    return {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}.get(dtype, math.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from typing import Any
 
@@ -41,8 +42,6 @@ def peer_barrier(bar: Any, rank: Any) -> Mbarrier:
 
 def _barrier_name(task: Task) -> str:
     """The name that the kernel gives the array, if its line reads ``name = ...``, else the line number."""
-    import linecache
-
     frame = sys._getframe(2)
     while "__sim" not in frame.f_globals:
         frame = frame.f_back  # type: ignore[assignment]

@@ -13,6 +13,8 @@ from kernels.simulator.buffers import AliasSpec, Allocation, Pending, View, read
 from kernels.simulator.context import machine, this_task
 from kernels.simulator.dtypes import as_int, constexpr_only, item_size, torch_dtype, unwrap
 from kernels.simulator.errors import SimulationError
+from kernels.simulator.tlx_barriers import peer_barrier
+from kernels.simulator.tlx_mma import queue_on_tensor_core
 
 
 def _kind(storage: Any) -> str:
@@ -57,8 +59,6 @@ def local_view(local_allocated_buffers: Any, buffer_idx: Any) -> Any:
 
 def remote_view(local_allocated_buffer: Any, remote_cta_rank: Any) -> Any:
     """The same buffer or barrier in another CTA of the cluster."""
-    from kernels.simulator.tlx_barriers import peer_barrier
-
     rank = as_int(remote_cta_rank)
     if not isinstance(local_allocated_buffer, View):
         return peer_barrier(local_allocated_buffer, rank)
@@ -156,8 +156,6 @@ def _warps_may_disagree(task: Any, region: Any) -> None:
 
 def tmem_copy(src: View, dst: View) -> None:
     """Shared to tensor memory, in the tensor core's queue (committed like an MMA)."""
-    from kernels.simulator.tlx_mma import queue_on_tensor_core
-
     source, target, task = src.one(), dst.one(), this_task().note("tmem_copy")
     if source.nbytes != target.nbytes:
         raise SimulationError("shape", f"tmem_copy of {source.nbytes} B into {target.nbytes} B")

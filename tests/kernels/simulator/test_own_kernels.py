@@ -4,7 +4,7 @@ import pytest
 
 from kernels.hopper.options import VARIANTS
 from kernels.simulator.cases import run_schedule, sweep
-from kernels.simulator.jagged import LAYOUTS, hopper_cases
+from kernels.simulator.jagged import LAYOUTS, hopper_backward_cases, hopper_cases
 from kernels.simulator.schedules import Schedule, schedules
 
 CASES = hopper_cases()
@@ -40,3 +40,17 @@ def test_a_schedule_is_the_same_every_time():
     for schedule in schedules(2):
         switches = {run_schedule(CASES[name], call, schedule)[1].switches for _ in range(2)}
         assert len(switches) == 1
+
+
+def test_ctas_that_run_at_the_same_time_share_the_dynamic_counter():
+    name = next(name for name in CASES if name.startswith("hopper/solo64/") and name.endswith("/dynamic"))
+    result = sweep(CASES[name], schedules(2), resident=4)
+    assert not result.failures, result.failures[0].text
+
+
+@pytest.mark.parametrize("name", ["default/self", "summed/causal-cross", "default/broadcast-32/d64", "two-kv/poison",
+                                  "early-dv/gqa/d64", "deterministic/edges"])
+def test_hopper_backward(name):
+    cases = hopper_backward_cases()
+    result = sweep(cases[f"hopper-bwd/{name}"], [Schedule("random", 1)])
+    assert not result.failures, result.failures[0].text
