@@ -237,7 +237,7 @@ class View:
         return region
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1024)
 def _words_of_box(offset: int, shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> np.ndarray:
     """The 4-byte words of a strided box of shared memory, sorted."""
     grid = np.full(1, offset, np.int64)

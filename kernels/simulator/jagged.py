@@ -140,7 +140,7 @@ def backward_case(name: str, implementation: Implementation, layout: Layout, arc
         def call() -> list[Output]:
             grads = implementation.backward(layout.problem(), q, k, v, out, lse, dout, schedule=schedule, options=made)
             where = (rows_q if problem.broadcast_q else rows_q[:, None, None], rows_k, rows_k)
-            return [Output(grad_name, grad, wanted, where=rows, times=None) for grad_name, grad, wanted, rows
+            return [Output(grad_name, grad, wanted, where=rows, times=1) for grad_name, grad, wanted, rows
                     in zip(("dq", "dk", "dv"), grads, reference, where, strict=True)]
 
         return call
