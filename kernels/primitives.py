@@ -29,7 +29,7 @@ def tile_of_program(program, cu_seqlens, batch, heads, max_seqlen, BLOCK: tl.con
         while span > 1:
             step = tl.cdiv(span, 64)
             probe = sequence + tl.arange(0, 64) * step  # [64]
-            inside = probe < tl.minimum(sequence + span, batch)
+            inside = probe < batch
             first_tile = tl.load(cu_seqlens + probe, mask=inside, other=0) // BLOCK + probe
             sequence += (tl.sum((inside & (first_tile <= tile)).to(tl.int32), 0) - 1) * step
             span = step

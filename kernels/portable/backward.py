@@ -296,7 +296,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     dv = torch.empty(problem.kv_shape, dtype=problem.dtype, device=device)
     delta = torch.empty(lse.shape, dtype=torch.float32, device=device)
     shared = problem_arguments(problem) | {
-        "q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta, "softmax_scale": problem.softmax_scale,
+        "q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta, "softmax_scale": float(problem.softmax_scale),
         **strides("q", q), **strides("k", k), **strides("v", v), **strides("do", dout)}
 
     if dout.numel():

@@ -1,9 +1,10 @@
 """Candidate tiles of each kernel, by tensor-core generation and head dimension.
 
-Chosen from offline compiles (ptxas 12.9): a tile is listed if it spills nothing, or under 200 bytes of stack where
-nothing better exists. Warp groups (sm_90, sm_100) read operands from shared memory; warps before them, and on consumer
-GPUs after them, hold operands in registers, which leaves room for 32-key tiles only in the backward at D > 64.
-Compiling takes one to two seconds a tile, so there are at most six.
+Chosen from offline compiles (ptxas 12.9) for sm_80, sm_90 and sm_100: as many as possible that spill nothing, none
+that spills more than 140 bytes a thread on a plain problem. GQA (dkdv) and broadcast-Q (dq) nest one more loop, and
+some tiles then spill up to 600; tuning passes those over. Warp groups (sm_90, sm_100) read operands from shared
+memory; warps before them, and on consumer GPUs after them, hold operands in registers, which leaves room for 32-key
+tiles only in dkdv at D > 64. Compiling takes one to two seconds a tile, so there are at most six.
 """
 
 from __future__ import annotations

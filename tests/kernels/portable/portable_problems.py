@@ -18,13 +18,14 @@ from kernels.reference import (
     attention_reference_lowp_backward,
 )
 
+FULL = Mask()
 GUARD = 4096  # elements on either side
 NAMES = ("out", "lse", "dq", "dk", "dv")
 TILE = TileOptions(BLOCK_M=32, BLOCK_N=16, num_warps=4, num_stages=1)
 BACKWARD_TILES = BackwardOptions(dkdv=TileOptions(16, 32, 4, 1), dq=TILE)
 
 
-def make_problem(device, lengths_q, lengths_k, mask=Mask(), heads=(1, 1), head_dim=32, dtype=torch.bfloat16,
+def make_problem(device, lengths_q, lengths_k, mask=FULL, heads=(1, 1), head_dim=32, dtype=torch.bfloat16,
                  broadcast_q=False, scale=None):
     layouts = [JaggedLayout.from_lengths(lengths, device) for lengths in (lengths_q, lengths_k)]
     return JaggedProblem(layouts[0], layouts[1], *heads, head_dim, dtype,
@@ -66,6 +67,6 @@ def check(problem, tensors, results):
         got, expected, twin = (x.double().masked_fill(unseen, 0.0) for x in (got, expected, twin))
         if not expected.numel():
             continue
-        allowed = 2 * (twin - expected).abs().max() + 1e-5 * expected.abs().max()
+        allowed = 3 * (twin - expected).abs().max() + 1e-5 * expected.abs().max()
         error = (got - expected).abs().max()
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"  # a NaN fails here

@@ -130,7 +130,7 @@ def test_strided_inputs(device):
         assert torch.equal(got, expected)
 
 
-def test_unequal_bounds_of_the_maximum_length(device):
+def test_loose_maximum_length(device):
     """max_seqlen is an upper bound: a loose one changes nothing."""
     lengths = [20, 0, 33]
     problem = make_problem(device, lengths, lengths, CAUSAL)
@@ -161,7 +161,7 @@ def test_totals_past_2_to_the_31_elements(device, mask):
     tensors = [torch.randn(problem.q_shape, generator=generator, device=device, dtype=torch.bfloat16)
                for _ in range(4)]
     results = run_portable(problem, tensors, None, None)
-    part, rows_q, rows_k = select_sequences(problem, [0, 2111])
+    part, rows_q, _ = select_sequences(problem, [0, 2111])
     q, k, v, dout = (tensor[rows_q] for tensor in tensors)
     exact = (*attention_reference(part, q, k, v), *attention_reference_backward(part, q, k, v, dout))
     for index, got in enumerate((results[0], results[1].T, *results[2:])):
