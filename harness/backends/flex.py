@@ -21,7 +21,7 @@ MAX_INDEX_BYTES = 2 * 2**30
 
 
 def make_block_mask(problem: JaggedProblem, offsets_q: np.ndarray, offsets_k: np.ndarray) -> Any:
-    """A `BlockMask` of ``[1, 1, total_q, total_k]`` whose lists are as wide as the longest of them."""
+    """A `BlockMask` of ``[1, 1, total_q, total_k]`` whose lists are as wide as the longest needs."""
     from torch.nn.attention.flex_attention import BlockMask
 
     low, high = visible_range(problem)
@@ -136,10 +136,13 @@ class FlexBackend(Backend):
     def prepare(self, inputs: Inputs) -> Operation:
         """A new case starts compilation anew; the same one goes on with what was compiled."""
         from torch._functorch import config as functorch_config
+        from torch._inductor import config as inductor_config
         from torch.nn.attention.flex_attention import flex_attention
 
         if self._compiled is None or inputs.case.case_id != self._case_id:
             torch._dynamo.reset()
+            # In this process: helpers would go on beside what is timed, and those of torch 2.11 miss the GPU.
+            inductor_config.compile_threads = 1
             functorch_config.donated_buffer = False  # a backward that is run again and again keeps its buffers
             self._compiled = torch.compile(flex_attention, fullgraph=True, dynamic=False)
             self._case_id = inputs.case.case_id

@@ -77,27 +77,30 @@ def find_segments(mask: Mask, offsets_q: np.ndarray, offsets_k: np.ndarray) -> S
 
 def block_lists(segments: Segments) -> dict[str, List]:
     """Lists by the prefix of `BlockMask`'s arguments: ``kv``, ``full_kv`` (key blocks of each query block, where a
-    mask must be applied or all is seen), ``q``, ``full_q`` (query blocks of each key block)."""
+    mask must be applied or all is seen), ``q``, ``full_q`` (query blocks of each key block).
+
+    A list and its full one are equally wide: torch 2.11 steps through both with the stride of the first.
+    """
     counts = segments.end - segments.begin
     segment = np.repeat(np.arange(len(counts)), counts)
     key_block = np.arange(len(segment)) - np.repeat(np.cumsum(counts) - counts - segments.begin, counts)
     query_block = segments.query_block[segment]
     full = (key_block >= segments.full_begin[segment]) & (key_block < segments.full_end[segment])
-    lists = {}
-    for prefix, chosen in (("", ~full), ("full_", full)):
-        queries, keys = query_block[chosen], key_block[chosen]
-        lists[f"{prefix}kv"] = _lists(queries, keys, segments.query_blocks)
-        order = np.argsort(keys, kind="stable")
-        lists[f"{prefix}q"] = _lists(keys[order], queries[order], segments.key_blocks)
-    return lists
+    order = np.argsort(key_block, kind="stable")
+    by_query = _lists(query_block, key_block, full, segments.query_blocks)
+    by_key = _lists(key_block[order], query_block[order], full[order], segments.key_blocks)
+    return dict(zip(("kv", "full_kv", "q", "full_q"), (*by_query, *by_key), strict=True))
 
 
-def _lists(rows: np.ndarray, values: np.ndarray, n_rows: int) -> List:
-    """``rows`` ascend."""
-    counts = np.bincount(rows, minlength=n_rows)
-    indices = np.zeros((n_rows, max(int(counts.max(initial=0)), 1)), dtype=np.int32)
-    indices[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = values
-    return counts.astype(np.int32), indices
+def _lists(rows: np.ndarray, values: np.ndarray, full: np.ndarray, n_rows: int) -> tuple[List, List]:
+    """Those that aren't full, those that are; ``rows`` ascend."""
+    chosen = ~full, full
+    counts = [np.bincount(rows[which], minlength=n_rows) for which in chosen]
+    indices = np.zeros((2, n_rows, max(int(np.max(counts, initial=0)), 1)), dtype=np.int32)
+    for which, count, table in zip(chosen, counts, indices, strict=True):
+        position = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        table[rows[which], position] = values[which]
+    return (counts[0].astype(np.int32), indices[0]), (counts[1].astype(np.int32), indices[1])
 
 
 def visible_range(problem: JaggedProblem) -> tuple[torch.Tensor, torch.Tensor]:

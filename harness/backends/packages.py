@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import re
 
 import torch
 
 from harness.backends.base import Availability
 
+# How lines begin that libraries put below what went wrong: where it happened, and advice on finding out more.
+ADVICE = re.compile(
+    r"from user code:|Set TORCH|You can suppress this exception|Minifier script|Last frame execution|"  # torch.compile
+    r"CUDA kernel errors might|For debugging consider|Compile with `?TORCH|Device-side assert|Search for `|"  # CUDA
+    r"Exception raised from|C\+\+ CapturedTraceback|frame #0|"  # C++
+    r"Repro command|For more info|Hint:|Note:|If you think this is a bug|[Pp]lease (report|file|open|include|try)")
+
 
 def last_line(error: BaseException) -> str:
-    """The type and the last line of the message of an exception, as one line."""
+    """The type of an exception and the line of its message that says what went wrong, as one line: the last one above
+    all advice, since a traceback may precede it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+    below = next((index for index, line in enumerate(lines) if index and ADVICE.match(line)), len(lines))
+    return f"{type(error).__name__}: {lines[below - 1]}" if lines else type(error).__name__
 
 
 def version_of(distribution: str) -> str | None:

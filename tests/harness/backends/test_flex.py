@@ -66,6 +66,9 @@ def test_lists_are_those_of_the_score_matrix(mask):
         np.testing.assert_array_equal(to_dense(lists["full_kv"], columns), whole)
         np.testing.assert_array_equal(to_dense(lists["q"], rows).T, some & ~whole)
         np.testing.assert_array_equal(to_dense(lists["full_q"], rows).T, whole)
+        for narrow, full in (("kv", "full_kv"), ("q", "full_q")):  # torch 2.11 uses the stride of the first for both
+            assert lists[narrow][1].strides == lists[full][1].strides
+            assert lists[narrow][1].shape[1] == max(1, lists[narrow][0].max(), lists[full][0].max())
         index_bytes = sum(indices.nbytes for _, indices in lists.values())
         assert index_bytes <= segments.index_bytes + 2 * 4 * (rows + columns)  # empty lists are one wide
 

@@ -73,3 +73,24 @@ def test_triton_that_fails_to_import_fails_our_kernels(monkeypatch):
 def test_last_line():
     assert last_line(ValueError("a\nb\n\n")) == "ValueError: b"
     assert last_line(KeyError()) == "KeyError"
+
+
+@pytest.mark.parametrize(("message", "line"), [
+    ("SubprocException: An exception occurred in a subprocess:\n\nTraceback (most recent call last):\n"
+     "  File \"a.py\", line 1, in f\n    f()\nRuntimeError: no active backend\n\n\n"
+     "Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace. For even more, set TORCH_LOGS=\"+dynamo\"\n",
+     "RuntimeError: no active backend"),
+    ("backend='inductor' raised:\nLoweringException: shapes differ\n\nfrom user code:\n   File \"b.py\", line 2, in g\n"
+     "    return g(x)\n\nSet TORCHDYNAMO_VERBOSE=1 for the internal stack trace",
+     "LoweringException: shapes differ"),
+    ("CUDA error: misaligned address\nSearch for `cudaErrorMisalignedAddress' in a manual\nCUDA kernel errors might be "
+     "asynchronously reported\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n", "CUDA error: misaligned address"),
+    ("PTXAS error: internal error\n`ptxas` stderr:\nptxas fatal: too many registers\n\nRepro command: ptxas -v x.ptx\n",
+     "ptxas fatal: too many registers"),
+    ("expected a tensor\nException raised from check at f.cpp:1 (most recent call first):\nframe #0: f\nframe #1: g",
+     "expected a tensor"),
+    ("Set TORCH_LOGS", "Set TORCH_LOGS"),
+])
+def test_advice_below_what_went_wrong_is_not_the_message(message, line):
+    assert last_line(RuntimeError(message)) == f"RuntimeError: {line}"
