@@ -55,6 +55,14 @@ class Cta:
             self._typed[key] = self._bytes[kind].view(key[1])
         return self._typed[key]
 
+    def release(self) -> None:
+        """Drop the memory of a CTA that has ended; cycles would keep it until the garbage collector comes."""
+        self._bytes.clear()
+        self._typed.clear()
+        self.shadow.clear()
+        self.to_wait_for.clear()
+        self.children.clear()
+
 
 class Operation(Actor):
     """An asynchronous operation. ``run`` reads its sources when it runs, which is when the scheduler says so.

@@ -51,7 +51,7 @@ def _hopper_backward(variant: str) -> None:
     CAMPAIGNS[f"hopper-bwd/{variant}"] = (layouts, frozenset())
 
 
-for _variant in ("solo64", "solo64o", "pair128", "pair128r", "tri64"):
+for _variant in ("solo64", "pair128", "tri64"):
     _hopper(_variant)
 for _variant in ("default", "summed") if hopper_backward_cases() else ():
     _hopper_backward(_variant)

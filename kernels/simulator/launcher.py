@@ -153,7 +153,7 @@ class Simulator:
             error.reproduce = error.reproduce or self._how_to_reproduce(jit)
             raise
         finally:
-            machine.abandon()
+            machine.finish()
             context.current = outer
             self.covered |= machine.covered
             self.switches += machine.switches

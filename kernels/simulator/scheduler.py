@@ -62,7 +62,6 @@ class Machine:
             while self._may_start():
                 self._start(self.queue.pop(0), kernel)
             self._loop()
-        self.ctas = [cta for cta in self.ctas if cta.live]
         for op in self.in_flight:
             raise SimulationError("unwaited at exit", f"{op.label()} is in flight when the kernel ends")
 
@@ -71,6 +70,9 @@ class Machine:
         return bool(self.queue) and clusters < self.resident
 
     def _start(self, pids: list[tuple[int, int, int]], kernel: Callable[[], None]) -> None:
+        for ended in self.ctas:
+            if not ended.live:
+                ended.release()
         self.ctas = [cta for cta in self.ctas if cta.live]
         cluster: list[Cta] = []
         for rank, pid in enumerate(pids):
@@ -156,11 +158,14 @@ class Machine:
         task.why, task.ready = why, ready
         self.hub.switch()
 
-    def abandon(self) -> None:
-        """Unwind the tasks that are left after a failure."""
+    def finish(self) -> None:
+        """Unwind the tasks that are left after a failure, and drop all memory."""
         for task in self.tasks:
             if task.greenlet and not task.greenlet.dead:
                 task.greenlet.throw()
+        for cta in self.ctas:
+            cta.release()
+        self.in_flight.clear()
 
     def timeline(self) -> str:
         """The last events of every task that is alive, oldest first."""
