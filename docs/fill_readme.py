@@ -1,0 +1,62 @@
+"""Fills README.md's headline table from the committed records, so that no figure in it is typed by hand.
+
+    python docs/fill_readme.py
+
+The table stands between ``<!-- headline of CSV -->`` and ``<!-- end -->``; CSV is a path from the repository's root.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+from scipy.stats import gmean
+
+from harness.plot_parts import caption
+from harness.records import read_records
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+TABLE = re.compile(r"(<!-- headline of (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OURS, RIVAL = "jfa", "fa4"
+DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
+
+
+def filled(text: str) -> str:
+    """The README with its table as the records have it."""
+    return TABLE.sub(lambda match: match[1] + headline(read_records(ROOT / match[2])) + match[3], text)
+
+
+def headline(records: pd.DataFrame) -> str:
+    """Markdown: the measurement's label, then a line per case, TFLOP/s of ours and of FA4 in kernel scope."""
+    rows = records[(records["scope"] == "kernel") & records["backend"].isin([OURS, RIVAL])]
+    heads = [f"{name}: JFA | FA4 | JFA / FA4" for name in DIRECTIONS.values()]
+    lines = [caption(rows) + " TFLOP/s of useful work.", "",
+             "| case | " + " | ".join(heads) + " |", "|---" + "|---:" * 3 * len(DIRECTIONS) + "|"]
+    for case, found in rows.groupby("case", sort=False):
+        cells = [cell for direction in DIRECTIONS for cell in _cells(found[found["direction"] == direction])]
+        lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
+    means = [f"{gmean(_speedups(rows, direction)):.2f}x" for direction in DIRECTIONS]
+    lines.append("| **geometric mean** | " + " | ".join(f"| | **{mean}**" for mean in means) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _speedups(rows: pd.DataFrame, direction: str) -> pd.Series:
+    ours = rows[(rows["backend"] == OURS) & (rows["direction"] == direction)]
+    return ours["speedup_vs_fa4"].dropna()
+
+
+def _cells(found: pd.DataFrame) -> list[str]:
+    """TFLOP/s of both, or the status of a row without a time, and the speed-up."""
+    by_backend = found.set_index("backend")
+    cells = []
+    for name in (OURS, RIVAL):
+        row = by_backend.loc[name]
+        cells.append(f"{row['tflops']:.0f}" if row["status"] == "ok" else str(row["status"]))
+    speedup = by_backend.loc[OURS, "speedup_vs_fa4"]
+    return [*cells, "" if pd.isna(speedup) else f"{speedup:.2f}x"]
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
