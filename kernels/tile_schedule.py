@@ -2,7 +2,8 @@
 
 A tile is a block of rows of one sequence that walks the sequence's other side in blocks: for a forward, query rows
 walk keys; for a backward, key rows walk queries (pass ``mask.transposed``-like bounds and the layouts swapped).
-Heads are not in the list: item ``i`` of a launch is tile ``i // num_heads``, head ``i % num_heads``.
+Heads are not in the list: an item of a launch is one head of one tile, and item ``i`` belongs to the run of tiles (below)
+that holds tile ``i // num_heads``.
 
 Orders, and how a kernel with W workers deals them (`deal`):
 
@@ -11,7 +12,8 @@ Orders, and how a kernel with W workers deals them (`deal`):
 - ``zigzag``: as ``sorted``, every other round dealt backwards, so that no worker is always first.
 
 A sequence's tiles stay next to each other, the heaviest first, because they read the same keys and values; where
-those fit the L2 cache anyway, ``by_tile`` sorts tile by tile, which balances masked work better.
+those fit the L2 cache anyway, ``by_tile`` sorts tile by tile, which balances masked work better. Tiles that stay
+together are a run: they differ in ``row`` alone, by ``rows`` from each to the next.
 """
 
 from __future__ import annotations
@@ -24,21 +26,15 @@ from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 
 ORDERS = ("none", "sorted", "zigzag")
-RECORD_FIELDS = ("row_start", "row_len", "row", "out_start", "walk_start", "walk_len", "reps", "sequence")
+RECORD_FIELDS = ("row_start", "row_len", "row", "out_start", "walk_start", "walk_len", "run_first", "run_len")
 _MAX_KEY = np.iinfo(np.uint16).max  # 16-bit keys: NumPy then sorts by radix
 
 
 class TileShape(NamedTuple):
-    """How sequences are cut. ``rows`` a tile, ``block`` rows of the other side a step.
-
-    Where the other side has at most ``resident_blocks`` blocks, a tile holds up to ``max_reps`` sub-tiles of ``rows``,
-    for kernels that keep the other side on chip meanwhile.
-    """
+    """How sequences are cut: ``rows`` a tile, ``block`` rows of the other side a step."""
 
     rows: int
     block: int
-    max_reps: int = 1
-    resident_blocks: int = 0
 
 
 def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order: str = "zigzag", mask: Mask = Mask(),
@@ -46,9 +42,9 @@ def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order
     """int32 ``[T, 8]``, fields as in `RECORD_FIELDS`, covering every row of ``rows`` exactly once.
 
     ``row_start`` is where the sequence's rows are read (0 with ``broadcast_rows``: one dense block for all) and
-    ``out_start`` where its results go; both differ only then. ``row`` counts from the sequence's first row. ``reps``
-    sub-tiles of ``shape.rows`` rows begin there. ``sequence`` is the index in the batch. Raises `ValueError` for an
-    unknown order or layouts of different batch size.
+    ``out_start`` where its results go; both differ only then. ``row`` counts from the sequence's first row. The tile's
+    run is records ``run_first ... run_first + run_len - 1``. Raises `ValueError` for an unknown order or layouts of
+    different batch size.
     """
     if order not in ORDERS:
         raise ValueError(f"schedule: expected one of {', '.join(ORDERS)}, got {order!r}")
@@ -57,26 +53,26 @@ def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order
     row_offsets, walk_offsets = rows.offsets, walk.offsets
     row_lens, walk_lens = np.diff(row_offsets), np.diff(walk_offsets)
     walk_blocks = -(-walk_lens // shape.block)
-    reps = np.where(walk_blocks <= shape.resident_blocks, shape.max_reps, 1)
-    tile_rows = reps * shape.rows
-    tiles = -(-row_lens // tile_rows)
+    tiles = -(-row_lens // shape.rows)
     sequence = np.arange(rows.batch)
     if order != "none":
-        sequence = _descending(walk_blocks * reps)
+        sequence = _descending(walk_blocks)
     count = tiles[sequence]
     ends = np.cumsum(count)
     total = int(ends[-1]) if len(ends) else 0
     seq = np.repeat(sequence, count)
-    within = np.arange(total) - np.repeat(ends - count, count)
+    first, length = np.repeat(ends - count, count), np.repeat(count, count)
+    within = np.arange(total) - first
     if mask.right is not None and order != "none":
-        within = np.repeat(count, count) - 1 - within  # a bound on the right leaves the last rows the most to do
-    row = within * tile_rows[seq]
+        within = length - 1 - within  # a bound on the right leaves the last rows the most to do
+    row = within * shape.rows
     if by_tile and order != "none" and not mask.is_full:
-        last = np.minimum(row + tile_rows[seq], row_lens[seq]) - 1
+        last = np.minimum(row + shape.rows, row_lens[seq]) - 1
         low, _ = mask.key_bounds(row, row_lens[seq], walk_lens[seq])
         _, high = mask.key_bounds(last, row_lens[seq], walk_lens[seq])
         best = _descending(-(-np.maximum(high - low, 0) // shape.block))
         seq, row = seq[best], row[best]
+        first, length = np.arange(total), np.ones(total, dtype=np.int64)
     records = np.empty((total, len(RECORD_FIELDS)), dtype=np.int32)
     records[:, 0] = 0 if broadcast_rows else row_offsets[seq]
     records[:, 1] = row_lens[seq]
@@ -84,10 +80,8 @@ def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order
     records[:, 3] = row_offsets[seq]
     records[:, 4] = walk_offsets[seq]
     records[:, 5] = walk_lens[seq]
-    records[:, 6] = 1
-    if shape.max_reps > 1:
-        records[:, 6] = np.minimum(-(-(row_lens[seq] - row) // shape.rows), reps[seq])
-    records[:, 7] = seq
+    records[:, 6] = first
+    records[:, 7] = length
     return records
 
 

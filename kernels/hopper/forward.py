@@ -34,7 +34,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.forward_consumer import consume, consume_overlapped
+from kernels.hopper.forward_consumer import consume
 from kernels.hopper.forward_loader import load
 from kernels.hopper.options import HopperForwardOptions
 from kernels.hopper.ragged import packed_descriptor
@@ -47,32 +47,22 @@ L2_BYTES = 50 * 2**20  # of an H100 or H200
 ROWS = tl.constexpr(64)  # query rows of one consumer group: wgmma's M
 
 
-@triton.jit
-def _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP: tl.constexpr,
-              STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    if OVERLAP:
-        consume_overlapped(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM, CID, c)
-    else:
-        consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM, CID, c)
-
-
-@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "lse_stride", "left", "right"])
-def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, lse_stride,
-                   scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr, GROUPS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "section", "row_step", "lse_stride", "left", "right"])
+def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, section,
+                   row_step, lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr, GROUPS: tl.constexpr,
                    BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_K: tl.constexpr,
                    NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr, PINGPONG: tl.constexpr,
-                   WARP_BAR: tl.constexpr, SKIP: tl.constexpr, RESIDENT: tl.constexpr, PEEL: tl.constexpr,
-                   OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, CARRY_FP32: tl.constexpr, ZIGZAG: tl.constexpr,
-                   DYNAMIC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PIN: tl.constexpr, PREFETCH: tl.constexpr,
+                   SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr, HAS_LEFT: tl.constexpr,
+                   HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``counter`` int32 [2], zero at start and at exit; ``scale``
     is softmax_scale * log2(e); ``lse`` fp32 [num_heads, lse_stride], natural log; ``left`` and ``right`` as in Mask.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    P_DTYPE: tl.constexpr = tl.float32 if CARRY_FP32 else DTYPE
-    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, SKIP, RESIDENT,
-                             PEEL, PREFETCH, ZIGZAG, DYNAMIC, HAS_LEFT, HAS_RIGHT, DTYPE, P_DTYPE)
+    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, PEEL, PIN,
+                             PREFETCH, SECTIONS, ZIGZAG, DYNAMIC, HAS_LEFT, HAS_RIGHT, DTYPE)
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
     k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
     v_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_V)
@@ -101,7 +91,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
         items = Ring(item_smem, item_full, item_empty)
     else:
         items = q_ring  # not used
-    work = Work(tiles, counter, num_items, num_heads, group_size, left, right)
+    work = Work(tiles, counter, num_items, num_heads, group_size, section, row_step, left, right)
 
     with tlx.async_tasks():
         if LOADER_WARPS == 4:
@@ -109,19 +99,18 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
                 load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, 0, c)
             with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=GROUPS):
                 cid: tl.constexpr = tlx.async_task_replica_id()
-                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP, 0, cid,
-                          c)
+                consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, 0, cid, c)
         else:
             with tlx.async_task("default"):
-                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP, 0, 0, c)
+                consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, 0, 0, c)
             with tlx.async_task(num_warps=1, registers=24, replicate=STREAMS):
                 stream: tl.constexpr = tlx.async_task_replica_id()
                 load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, stream, c)
         if LOADER_WARPS == 1 and STREAMS * GROUPS > 1:
             with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=STREAMS * GROUPS - 1):
                 group: tl.constexpr = tlx.async_task_replica_id() + 1
-                _consumer(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, OVERLAP,
-                          group // GROUPS, group % GROUPS, c)
+                consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work,
+                        group // GROUPS, group % GROUPS, c)
 
 
 def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
@@ -145,13 +134,14 @@ def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.T
     tiles = device_tiles(problem, options, device)
     items = tiles.shape[0] * heads
     ctas = min(sm_count(device) * options.ctas_per_sm, -(-items // options.streams))
+    row_step = options.block_m if problem.mask.right is None or options.schedule == "none" else -options.block_m
     longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
     left, right = (0 if bound is None else min(bound, longest) for bound in (problem.mask.left, problem.mask.right))
     jagged_forward[(ctas,)](
         packed_descriptor(q, 64, dim), packed_descriptor(k, options.block_n, dim),
         packed_descriptor(v, options.block_n, dim), packed_descriptor(out, 64, dim), lse, tiles,
         _counter(problem, device) if options.schedule == "dynamic" else tiles, items, heads, problem.group_size,
-        problem.layout_q.total, problem.softmax_scale * LOG2_E, left, right,
+        heads_a_section(problem, options), row_step, problem.layout_q.total, problem.softmax_scale * LOG2_E, left, right,
         **kernel_constants(problem, options), num_warps=4, num_stages=1, **launch_options(options))
     return out, lse
 
@@ -162,9 +152,9 @@ def kernel_constants(problem: JaggedProblem, options: HopperForwardOptions) -> d
         "LOADER_WARPS": options.loader_warps, "STREAMS": options.streams, "GROUPS": options.consumer_groups,
         "BLOCK_N": options.block_n, "D": problem.head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
         "NUM_V": options.v_buffers, "Q_REG": options.q_in_registers, "O_IN_V": options.o_in_v,
-        "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "SKIP": options.skip_inactive,
-        "RESIDENT": options.kv_resident_reps > 1, "PEEL": options.peel_masks, "OVERLAP": options.overlap_tiles,
-        "PREFETCH": options.prefetch_next_tile, "CARRY_FP32": options.carry_p_fp32,
+        "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "PEEL": options.peel_masks,
+        "PIN": options.pin_softmax, "PREFETCH": options.prefetch_next_tile,
+        "SECTIONS": heads_a_section(problem, options) < problem.num_heads_q,
         "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
         "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
         "REGISTERS": options.registers,
@@ -179,7 +169,7 @@ def launch_options(options: HopperForwardOptions) -> dict[str, int]:
 def device_tiles(problem: JaggedProblem, options: HopperForwardOptions, device: torch.device) -> torch.Tensor:
     """Tile records int32 ``[T, 8]`` on the device, cached on the K layout: layers sharing a batch share them."""
     order = "sorted" if options.schedule in ("zigzag", "dynamic") else options.schedule
-    shape = TileShape(options.block_m, options.block_n, options.kv_resident_reps, options.resident_blocks)
+    shape = TileShape(options.block_m, options.block_n)
     kv_bytes = 4 * problem.layout_k.total * problem.num_heads_kv * problem.head_dim
     by_tile = kv_bytes <= L2_BYTES // 2 and not problem.mask.is_full
     partner = problem.layout_q.max_seqlen if problem.broadcast_q else problem.layout_q
@@ -191,6 +181,14 @@ def device_tiles(problem: JaggedProblem, options: HopperForwardOptions, device: 
         return records.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else records
 
     return problem.layout_k.cached(key, build)
+
+
+def heads_a_section(problem: JaggedProblem, options: HopperForwardOptions) -> int:
+    """Query heads that walk a sequence together: as many as share the L2 with K and V of the longest sequence."""
+    head_bytes = 4 * problem.layout_k.max_seqlen * problem.head_dim
+    kv_heads = max(options.section_mb * 2**20 // max(head_bytes, 1), 1)
+    return max(n for n in range(1, problem.num_heads_q + 1)
+               if problem.num_heads_q % n == 0 and n <= max(kv_heads, 1) * problem.group_size)
 
 
 @functools.cache

@@ -5,7 +5,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.ragged import load_rows
-from kernels.hopper.work import ITEM_SLOTS, dealt_item, draw_item, kv_range, record_of, reset_counter
+from kernels.hopper.work import ITEM_SLOTS, dealt_item, draw_item, kv_range, place, read_run, record_of, reset_counter
 
 ROWS = tl.constexpr(64)
 
@@ -30,46 +30,38 @@ def load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, STREAM: tl
     worker = tl.program_id(0) * c.STREAMS + STREAM
     workers = tl.num_programs(0) * c.STREAMS
     turn = 0
-    n_q = 0  # Q sub-tiles loaded
     n_kv = 0  # KV blocks of earlier tiles
     item = worker
     record = record_of(work, item)
-    q_start, q_len, m_row = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-    k_start, k_len, reps = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
+    q_start, q_len, run = tl.load(record), tl.load(record + 1), read_run(record, c.SECTIONS)
+    k_start, k_len = tl.load(record + 4), tl.load(record + 5)
     while item < work.num_items:
+        m_row, head_q = place(work, item, run, c.SECTIONS)
+        k_column = (head_q // work.group_size) * c.D
+        low, n, _head, _tail = kv_range(q_len, m_row, k_len, work, BLOCK_M, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT)
+        slot = STREAM * c.NUM_Q + turn % c.NUM_Q
+        tlx.barrier_wait(q_ring.empty[slot], ((turn // c.NUM_Q) & 1) ^ 1)
+        tlx.barrier_expect_bytes(q_ring.full[slot], BLOCK_M * c.D * 2)
+        for g in tl.static_range(c.GROUPS):
+            load_rows(desc_q, q_ring.smem[slot * c.GROUPS + g], q_start, q_len, m_row + g * ROWS, head_q * c.D,
+                      q_ring.full[slot])
+        row = (low + n - 1) * c.BLOCK_N
+        _load_block(desc_k, k_ring, n_kv, k_start, k_len, row, k_column, KV_BYTES, K0, c.NUM_K)
         if c.DYNAMIC:
             item2 = draw_item(work, items, turn, workers, STREAM * ITEM_SLOTS)
         else:
             item2 = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
         record = record_of(work, item2)
-        q_start2, q_len2, m_row2 = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-        k_start2, k_len2, reps2 = tl.load(record + 4), tl.load(record + 5), tl.load(record + 6)
-        head_q = item % work.num_heads
-        q_column = head_q * c.D
-        k_column = (head_q // work.group_size) * c.D
-        low, n, _head, _tail = kv_range(q_len, m_row, k_len, work, BLOCK_M, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT, True)
-        if not c.RESIDENT:
-            reps = 1
-        for r in tl.range(0, reps, num_stages=1):
-            slot = STREAM * c.NUM_Q + n_q % c.NUM_Q
-            tlx.barrier_wait(q_ring.empty[slot], ((n_q // c.NUM_Q) & 1) ^ 1)
-            tlx.barrier_expect_bytes(q_ring.full[slot], BLOCK_M * c.D * 2)
-            for g in tl.static_range(c.GROUPS):
-                load_rows(desc_q, q_ring.smem[slot * c.GROUPS + g], q_start, q_len, m_row + (r * c.GROUPS + g) * ROWS,
-                          q_column, q_ring.full[slot])
-            n_q += 1
-            if r == 0:
-                row = (low + n - 1) * c.BLOCK_N
-                _load_block(desc_k, k_ring, n_kv, k_start, k_len, row, k_column, KV_BYTES, K0, c.NUM_K)
-                for i in tl.range(1, n, num_stages=1):
-                    _load_block(desc_k, k_ring, n_kv + i, k_start, k_len, row - c.BLOCK_N, k_column, KV_BYTES, K0,
-                                c.NUM_K)
-                    _load_block(desc_v, v_ring, n_kv + i - 1, k_start, k_len, row, k_column, KV_BYTES, V0, c.NUM_V)
-                    row -= c.BLOCK_N
-                _load_block(desc_v, v_ring, n_kv + n - 1, k_start, k_len, row, k_column, KV_BYTES, V0, c.NUM_V)
+        q_start2, q_len2, run2 = tl.load(record), tl.load(record + 1), read_run(record, c.SECTIONS)
+        k_start2, k_len2 = tl.load(record + 4), tl.load(record + 5)
+        for i in tl.range(1, n, num_stages=1):
+            _load_block(desc_k, k_ring, n_kv + i, k_start, k_len, row - c.BLOCK_N, k_column, KV_BYTES, K0, c.NUM_K)
+            _load_block(desc_v, v_ring, n_kv + i - 1, k_start, k_len, row, k_column, KV_BYTES, V0, c.NUM_V)
+            row -= c.BLOCK_N
+        _load_block(desc_v, v_ring, n_kv + n - 1, k_start, k_len, row, k_column, KV_BYTES, V0, c.NUM_V)
         n_kv += n
         item = item2
-        q_start, q_len, m_row, k_start, k_len, reps = q_start2, q_len2, m_row2, k_start2, k_len2, reps2
+        q_start, q_len, run, k_start, k_len = q_start2, q_len2, run2, k_start2, k_len2
         turn += 1
     if c.DYNAMIC:
         reset_counter(work, workers)

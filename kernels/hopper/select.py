@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
 from kernels.hopper.options import VARIANTS, HopperForwardOptions
 from kernels.problem import JaggedProblem
 
+MASKED_SECTION_MB = 40
+
 
 def select_forward(problem: JaggedProblem) -> HopperForwardOptions:
-    """The variant for a problem. Only the layouts' lengths, the head dimension and the mask matter.
+    """The variant for a problem. Only the layouts' mean lengths, the head dimension and the mask matter.
 
-    Short sequences pay for padding and for the gap between tiles, so they get 64-row tiles and several independent
-    workers on an SM; long ones pay for shared-memory traffic, so two groups share a 128-row tile and its K and V.
-    Where K and V fit on chip and Q is long, they stay there for several Q sub-tiles.
+    Short sequences pay for the gap between tiles and for padding: independent workers with 64-row tiles, two CTAs an
+    SM (``solo64``, which keeps Q in registers), or from a mean of 256 keys three workers in one CTA (``tri64``, two of
+    which compute while one is between tiles). Long sequences pay for shared-memory traffic instead: two groups share a
+    128-row tile with its K and V (``pair128``). Up to 192 queries are one tile of three groups (``trio64``): K and V are
+    then read once. At D = 64 the registers are enough for three CTAs an SM (``tri64c``).
+
+    A mask makes tiles of one sequence unequal, so items are drawn from a counter (``dynamic``), whatever the variant,
+    and all heads of a sequence go together, its heaviest tiles first; for the same reason ``pair128`` comes earlier.
+    Without a mask, dealing sorted sequences in zigzag balances as well and costs nothing in the kernel.
     """
-    mean_q = _typical(problem.layout_q.lengths)
-    mean_k = _typical(problem.layout_k.lengths)
-    longest_k = int(problem.layout_k.lengths.max(initial=0))
+    mean_q, mean_k = (layout.total / max(layout.batch, 1) for layout in (problem.layout_q, problem.layout_k))
     if problem.head_dim == 64:
-        return VARIANTS["solo128d2" if problem.mask.is_full else "solo64"]
-    if problem.mask.is_full and longest_k <= 256 and mean_q > 512:
-        return VARIANTS["pair128r"]
-    if problem.mask.is_full and min(mean_q, mean_k) > 1024:
-        return VARIANTS["pair128"]
-    if 128 < mean_q <= 192 and mean_k > 512:
-        return VARIANTS["trio64"]
-    return VARIANTS["solo64"]
-
-
-def _typical(lengths: np.ndarray) -> float:
-    """Mean length seen by a row rather than by a sequence: sum of squares over sum."""
-    total = float(lengths.sum())
-    return float((lengths.astype(np.float64) ** 2).sum()) / total if total else 0.0
+        variant = "tri64c"
+    elif problem.mask.is_full:
+        if 128 < problem.layout_q.max_seqlen <= 192 and mean_q > 128 and mean_k > 512:
+            variant = "trio64"
+        else:
+            variant = "pair128" if min(mean_q, mean_k) > 2048 else "tri64" if mean_k >= 240 else "solo64"
+    else:
+        variant = "pair128" if min(mean_q, mean_k) > 400 else "solo64"
+    if problem.mask.is_full:
+        return VARIANTS[variant]
+    return replace(VARIANTS[variant], schedule="dynamic", section_mb=MASKED_SECTION_MB)

@@ -1,7 +1,9 @@
 """What loader and consumers must agree on: which item comes next, and which KV blocks a tile walks.
 
-An item is one head of one tile: item ``i`` is tile ``i // num_heads``, head ``i % num_heads``. A worker is one
-loader with its consumers; a CTA holds ``STREAMS`` of them. Both sides derive everything from the same tile record.
+An item is one head of one tile. Item ``i`` is tile ``i // num_heads``, head ``i % num_heads``; with SECTIONS the heads of
+a sequence go in sections of ``section`` heads, all tiles of the sequence for one section after the other, so that a
+section's K and V stay in L2. A worker is one loader with its consumers; a CTA holds ``STREAMS`` of them. Both sides derive
+everything from the same tile record.
 """
 
 from typing import NamedTuple
@@ -27,16 +29,15 @@ class Config(NamedTuple):
     Q_REG: tl.constexpr
     O_IN_V: tl.constexpr
     PINGPONG: tl.constexpr
-    SKIP: tl.constexpr
-    RESIDENT: tl.constexpr
     PEEL: tl.constexpr
+    PIN: tl.constexpr
     PREFETCH: tl.constexpr
+    SECTIONS: tl.constexpr
     ZIGZAG: tl.constexpr
     DYNAMIC: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     DTYPE: tl.constexpr
-    P_DTYPE: tl.constexpr
 
 
 class Ring(NamedTuple):
@@ -48,13 +49,18 @@ class Ring(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Runtime arguments that describe the items; ``counter`` int32 [2] is zero at start and at exit."""
+    """Runtime arguments that describe the items; ``counter`` int32 [2] is zero at start and at exit.
+
+    ``section`` divides ``num_heads``; ``row_step`` is from a tile's first row to that of the next tile of its run.
+    """
 
     tiles: tl.tensor
     counter: tl.tensor
     num_items: tl.tensor
     num_heads: tl.tensor
     group_size: tl.tensor
+    section: tl.tensor
+    row_step: tl.tensor
     left: tl.tensor
     right: tl.tensor
 
@@ -63,6 +69,35 @@ class Work(NamedTuple):
 def record_of(work, item):
     """Pointer to the record of the item's tile; of the last tile for an item past the end."""
     return work.tiles + (tl.minimum(item, work.num_items - 1) // work.num_heads) * FIELDS
+
+
+@triton.jit
+def read_run(record, SECTIONS: tl.constexpr):
+    """``(row, first, count)`` of a record: its first row, and its run, which is tiles ``first ... first + count - 1``."""
+    row = tl.load(record + 2)
+    first = 0
+    count = 1
+    if SECTIONS:
+        first = tl.load(record + 6)
+        count = tl.load(record + 7)
+    return row, first, count
+
+
+@triton.jit
+def place(work, item, run, SECTIONS: tl.constexpr):
+    """``(row, head)`` of an item, whose record has the run ``run``."""
+    row, first, count = run
+    if SECTIONS:
+        item = tl.minimum(item, work.num_items - 1)
+        tile = item // work.num_heads
+        at = item - first * work.num_heads
+        section = at // (count * work.section)
+        at -= section * (count * work.section)
+        row += (first + at // work.section - tile) * work.row_step
+        head = section * work.section + at % work.section
+    else:
+        head = item % work.num_heads
+    return row, head
 
 
 @triton.jit
@@ -103,10 +138,10 @@ def reset_counter(work, workers):
 
 @triton.jit
 def kv_range(q_len, m_row, k_len, work, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
-             HAS_RIGHT: tl.constexpr, PEEL: tl.constexpr):
+             HAS_RIGHT: tl.constexpr):
     """``(low, n, head, tail)``: blocks ``low ... low + n - 1``, of which the top ``head`` and bottom ``tail`` need masks.
 
-    ``n >= head >= 1``. Block ``i`` of the walk is ``low + n - 1 - i``. Without PEEL every block gets the mask.
+    ``n >= head >= 1``. Block ``i`` of the walk is ``low + n - 1 - i``.
     """
     shift = k_len - q_len
     last_row = tl.minimum(m_row + BLOCK_M, q_len) - 1
@@ -124,7 +159,4 @@ def kv_range(q_len, m_row, k_len, work, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
     if HAS_LEFT:
         full_low = tl.cdiv(tl.minimum(tl.maximum(last_row + shift - work.left, 0), k_len), BLOCK_N)
         tail = tl.minimum(tl.maximum(full_low - low, 0), n - head)
-    if not PEEL:
-        head = n
-        tail = 0
     return low, n, head, tail
