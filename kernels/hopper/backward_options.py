@@ -66,7 +66,17 @@ class HopperBackwardOptions:
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
-    """The variant for a problem."""
+    """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md."""
     if problem.broadcast_q:
-        return HopperBackwardOptions(do_stages=1, kv_stages=2)
-    return HopperBackwardOptions()
+        return HopperBackwardOptions(do_stages=1, kv_stages=2, early_dv=problem.layout_q.max_seqlen <= 64)
+    if problem.head_dim == 64:
+        return HopperBackwardOptions(kv_stages=2)
+    blocks_k = -(-problem.layout_k.lengths // 128)
+    if not problem.mask.is_full or len(blocks_k) == 0:
+        return HopperBackwardOptions()
+    if blocks_k.min() > HopperBackwardOptions.owned_blocks:  # all dQ is shared
+        return HopperBackwardOptions(dq_stages=2)
+    blocks_q = -(-problem.layout_q.lengths // 64)
+    few_steps = blocks_q @ blocks_k <= 4 * blocks_k.sum()
+    many_single = (blocks_k == 1).mean() > 0.5
+    return HopperBackwardOptions(do_stages=1, kv_stages=2) if few_steps or many_single else HopperBackwardOptions()
