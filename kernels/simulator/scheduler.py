@@ -70,10 +70,11 @@ class Machine:
         return bool(self.queue) and clusters < self.resident
 
     def _start(self, pids: list[tuple[int, int, int]], kernel: Callable[[], None]) -> None:
-        for ended in self.ctas:
-            if not ended.live:
-                ended.release()
-        self.ctas = [cta for cta in self.ctas if cta.live]
+        busy = {op.cta for op in self.in_flight}
+        for cta in self.ctas:
+            if not cta.live and cta not in busy:
+                cta.release()
+        self.ctas = [cta for cta in self.ctas if cta.live or cta in busy]
         cluster: list[Cta] = []
         for rank, pid in enumerate(pids):
             cta = Cta(self, pid, cluster, rank)
