@@ -1,8 +1,12 @@
 """Checks a backend's results against the fp64 oracle, with limits derived from a low-precision twin.
 
 What is correct is not a constant: it is what a plain computation in the case's dtype gets wrong on the same inputs
-(`kernels.reference.attention_reference_lowp`), times ``tolerance_factor``. Each tensor must pass three criteria, each
-catching what the others average away:
+(`kernels.reference.attention_reference_lowp`) and is expected to get wrong there
+(`kernels.reference.attention_reference_lowp_variance`), times ``tolerance_factor``. One without the other won't do:
+rounding is a draw, and where an error comes from few of them the twin's may be close to nothing by chance. A norm of
+few independent errors also strays further from what is expected than one of many, see `_slack`.
+
+Each tensor must pass three criteria, each catching what the others average away:
 
 - ``norm``: Frobenius norm of the error over all checked rows.
 - ``chunk``: the same over each run of `CHUNK_ROWS` rows of one sequence: a wrong tile, a wrong short sequence.
@@ -27,7 +31,8 @@ from kernels import reference
 from kernels.problem import JaggedProblem
 
 CHUNK_ROWS = 64
-EXTREME_SLACK = 2.0  # the worst of many chunks or elements lies further out than the norm over all of them
+SPREAD = 3.0  # standard deviations
+ELEMENT_SLACK = 2.0  # the worst of many elements lies further out in a kernel than in the twin
 MAX_SEQUENCES = 256  # of a sample: bounds the oracle's loop over sequences where they are short
 RELATIVE_FLOOR = {torch.bfloat16: 2.0**-10, torch.float16: 2.0**-13}  # an eighth of the dtype's epsilon
 LSE_FLOOR = 1e-4  # fp32, through approximate exp2 and log2
@@ -98,8 +103,9 @@ class Oracle:
         if self._forward is None:
             out, lse = reference.attention_reference(self._part, self._q, self._k, self._v)
             twin_out, twin_lse = reference.attention_reference_lowp(self._part, self._q, self._k, self._v)
-            self._forward = [self._expect("out", out, twin_out, self._floor),
-                             self._expect("lse", _lse_rows(lse), _lse_rows(twin_lse), LSE_FLOOR)]
+            variance = reference.attention_reference_lowp_variance(self._part, self._q, self._k, self._v)
+            self._forward = [self._expect("out", out, twin_out, variance, self._floor),
+                             self._expect("lse", _lse_rows(lse), _lse_rows(twin_lse), None, LSE_FLOOR)]
         expected_out, expected_lse = self._forward
         verdicts = [self._compare(expected_out, outputs.out, self._problem.out_shape)]
         if outputs.lse is not None:
@@ -112,8 +118,9 @@ class Oracle:
             arguments = (self._part, self._q, self._k, self._v, self._dout)
             exact = reference.attention_reference_backward(*arguments)
             twins = reference.attention_reference_lowp_backward(*arguments)
-            self._backward = [self._expect(name, value, twin, self._floor)
-                              for name, value, twin in zip(("dq", "dk", "dv"), exact, twins, strict=True)]
+            variances = reference.attention_reference_lowp_backward_variance(*arguments)
+            self._backward = [self._expect(name, value, twin, variance, self._floor) for name, value, twin, variance in
+                              zip(("dq", "dk", "dv"), exact, twins, variances, strict=True)]
         shapes = (self._problem.q_shape, self._problem.kv_shape, self._problem.kv_shape)
         actual = (outputs.dq, outputs.dk, outputs.dv)
         verdicts = [self._compare(expected, tensor, shape)
@@ -121,28 +128,38 @@ class Oracle:
         # A dense q's dq sums over the planted sequences too, so it is NaN by right.
         return _merge(verdicts[1:] if self._spoilt and self._problem.broadcast_q else verdicts)
 
-    def _expect(self, name: str, exact: torch.Tensor, twin: torch.Tensor, floor: float) -> _Expected:
-        dense = name == "dq" and self._part.broadcast_q
-        layout = self._part.layout_k if name in ("dk", "dv") else self._part.layout_q
+    def _expect(self, name: str, exact: torch.Tensor, twin: torch.Tensor, variance: torch.Tensor | None,
+                floor: float) -> _Expected:
+        """``variance``: of the twin's results before they are rounded; None: these aren't, only their error counts."""
+        dense, of_keys = name == "dq" and self._part.broadcast_q, name in ("dk", "dv")
+        layout = self._part.layout_k if of_keys else self._part.layout_q
         lengths = np.asarray([exact.shape[0]]) if dense else layout.lengths
         chunk_of_row, chunk_sequences, chunk_rows = _chunks(lengths, None if dense else self.sequences)
-        chunk_of_row = chunk_of_row.to(exact.device)
+        chunk_of_row, chunks = chunk_of_row.to(exact.device), len(chunk_rows)
         values = exact.float()
         twin_error = twin.float() - values
+        variance = (torch.zeros_like(values) if variance is None
+                    else variance + reference.rounding_variance(values, self._problem.dtype))
+        energies = variance.sum(dim=2, dtype=torch.float64)  # [rows, H]
+        expected = _chunk_sums(energies.sum(dim=1), chunk_of_row, chunks)
+        draws = _draws(expected, _chunk_sums(energies.square().sum(dim=1), chunk_of_row, chunks))
+        if of_keys:  # all keys share the errors of a query
+            queries = np.repeat(self._part.layout_q.lengths, -(-lengths // CHUNK_ROWS)) * self._part.num_heads_q
+            draws = torch.minimum(draws, torch.from_numpy(queries).to(draws).clamp_(min=1.0))
+        slack = float(_slack(_draws(expected.sum(), (expected.square() / draws).sum())))
         counts = torch.from_numpy(chunk_rows).to(exact.device).double() * values[:1].numel()  # elements a chunk
-        reference_norms = _chunk_norms(values, chunk_of_row, len(chunk_rows))
-        twin_norms = _chunk_norms(twin_error, chunk_of_row, len(chunk_rows))
-        norm, twin_norm = float(reference_norms.norm()), float(twin_norms.norm())
-        root_elements = values.numel() ** 0.5
+        twin_norms = _chunk_norms(twin_error, chunk_of_row, chunks)
+        norm, root_elements = float(_chunk_norms(values, chunk_of_row, chunks).norm()), values.numel() ** 0.5
         rms = norm / max(root_elements, 1.0)
-        twin_relative = twin_norm / norm if norm else 0.0
-        chunk_limits = (EXTREME_SLACK * self._factor * (twin_norms + twin_relative * reference_norms)
-                        + (floor * rms + ABSOLUTE_FLOOR) * counts.sqrt())
-        rows = None if dense else (self._rows_k if name in ("dk", "dv") else self._rows_q)
+        wrong_norm = max(float(twin_norms.norm()), float(expected.sum().sqrt()))
+        wrong_element = max(_largest(twin_error), _largest(variance) ** 0.5)
+        rows = None if dense else (self._rows_k if of_keys else self._rows_q)
         return _Expected(
             name, values, rows, chunk_of_row, chunk_sequences, norm,
-            self._factor * twin_norm + floor * norm + ABSOLUTE_FLOOR * root_elements, chunk_limits,
-            EXTREME_SLACK * self._factor * _largest(twin_error) + floor * _largest(values) + ABSOLUTE_FLOOR)
+            self._factor * slack * wrong_norm + floor * norm + ABSOLUTE_FLOOR * root_elements,
+            self._factor * _slack(draws) * torch.maximum(twin_norms, expected.sqrt())
+            + (floor * rms + ABSOLUTE_FLOOR) * counts.sqrt(),
+            self._factor * max(ELEMENT_SLACK, slack) * wrong_element + floor * _largest(values) + ABSOLUTE_FLOOR)
 
     def _compare_lse(self, expected: _Expected, lse: torch.Tensor) -> Verdict:
         """A query without keys must have an infinite lse (of either sign: conventions differ), others a finite one."""
@@ -259,7 +276,23 @@ def _chunks(lengths: np.ndarray, sequences: np.ndarray | None) -> tuple[torch.Te
 def _chunk_norms(values: torch.Tensor, chunk_of_row: torch.Tensor, n_chunks: int) -> torch.Tensor:
     """fp64 ``[chunks]`` Frobenius norms of fp32 ``[rows, H, D]``."""
     energies = torch.linalg.vector_norm(values, dim=(1, 2), dtype=torch.float64).square()
-    return torch.zeros(n_chunks, dtype=torch.float64, device=values.device).index_add_(0, chunk_of_row, energies).sqrt()
+    return _chunk_sums(energies, chunk_of_row, n_chunks).sqrt()
+
+
+def _chunk_sums(values: torch.Tensor, chunk_of_row: torch.Tensor, n_chunks: int) -> torch.Tensor:
+    """fp64 ``[rows] -> [chunks]``."""
+    return torch.zeros(n_chunks, dtype=torch.float64, device=values.device).index_add_(0, chunk_of_row, values)
+
+
+def _draws(total: torch.Tensor, squares: torch.Tensor) -> torch.Tensor:
+    """Of how many equal independent errors a sum of squares behaves: ``total**2 / squares``, the sums of their
+    variances and of the variances' squares; at least 1."""
+    return torch.where(squares > 0, total.square() / squares, 1.0).clamp_(min=1.0)
+
+
+def _slack(draws: torch.Tensor) -> torch.Tensor:
+    """How many times its expectation the norm of so many independent errors may be: `SPREAD` deviations above it."""
+    return 1 + SPREAD / draws.sqrt()
 
 
 def _largest(values: torch.Tensor) -> float:

@@ -4,6 +4,10 @@ Two precisions share one body. The oracle computes everything in ``dtype`` (fp64
 attention as tensor cores do it: operands of every matmul (inputs, P, dS, and the output that enters delta) rounded to
 the kernels' dtype, products accumulated in fp32, results rounded once. The twin's error against the oracle is what a
 correct kernel may be wrong by, up to a small factor.
+
+A row whose error comes from few roundings, such as the two keys of a short sequence, has a twin that is right by
+chance as often as not. What such a row may be wrong by is the variance of the twin's error: of each value that is
+rounded, carried through to the results to first order.
 """
 
 from __future__ import annotations
@@ -56,6 +60,56 @@ def attention_reference_lowp_backward(
         sequences: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(dq, dk, dv)`` of the low-precision twin, in ``dtype`` (default: the problem's)."""
     return _backward(problem, q, k, v, dout, _Precision(torch.float32, dtype or problem.dtype), sequences)
+
+
+def rounding_variance(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Variance of the error of rounding each element of ``x`` to ``dtype``, if its mantissa is random; of ``x``'s
+    dtype."""
+    limits = torch.finfo(dtype)
+    return x.abs().clamp_(min=limits.tiny).mul_(limits.eps * 24**-0.5).square_()  # an ulp is eps * x to half of that
+
+
+def attention_reference_lowp_variance(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor,
+                                      v: torch.Tensor) -> torch.Tensor:
+    """Expected squared error of the twin's ``out`` before it is rounded, fp32 of its shape."""
+    group, dtype = problem.group_size, problem.dtype
+    variance = torch.zeros(problem.out_shape, dtype=torch.float32, device=q.device)
+    for piece in _pieces(problem, q.device):
+        q_piece = _fold(q[piece.rows_q, piece.heads_q].float(), group)  # [heads, group * m, D]
+        k_piece = k[piece.rows_k, piece.heads_kv].float().transpose(0, 1)  # [heads, n, D]
+        v_piece = v[piece.rows_k, piece.heads_kv].float().transpose(0, 1)
+        p, _ = _probabilities((q_piece @ k_piece.mT).mul_(problem.softmax_scale), piece.visible, group)
+        variance[piece.rows_out, piece.heads_q] = _unfold(_operand_variance(p, dtype) @ v_piece.square(), group)
+    return variance
+
+
+def attention_reference_lowp_backward_variance(
+        problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+        dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Expected squared errors of the twin's ``(dq, dk, dv)`` before they are rounded, fp32 of their shapes."""
+    group, dtype = problem.group_size, problem.dtype
+    dq = torch.zeros(problem.q_shape, dtype=torch.float32, device=q.device)
+    dk = torch.zeros(problem.kv_shape, dtype=torch.float32, device=q.device)
+    dv = torch.zeros_like(dk)
+    for piece in _pieces(problem, q.device):
+        q_piece = _fold(q[piece.rows_q, piece.heads_q].float(), group)  # [heads, group * m, D]
+        k_piece = k[piece.rows_k, piece.heads_kv].float().transpose(0, 1)  # [heads, n, D]
+        v_piece = v[piece.rows_k, piece.heads_kv].float().transpose(0, 1)
+        dout_piece = _fold(dout[piece.rows_out, piece.heads_q].float(), group)
+        p, _ = _probabilities((q_piece @ k_piece.mT).mul_(problem.softmax_scale), piece.visible, group)
+        p_variance = _operand_variance(p, dtype)  # [heads, group * m, n]
+        out, dp, dout_square = p @ v_piece, dout_piece @ v_piece.mT, dout_piece.square()
+        delta_variance = ((_operand_variance(out, dtype) * dout_square).sum(dim=-1, keepdim=True)
+                          + (p_variance * dp.square()).sum(dim=-1, keepdim=True))  # [heads, group * m, 1]
+        ds = dp.sub_((dout_piece * out).sum(dim=-1, keepdim=True)).mul_(p)  # [heads, group * m, n]
+        ds_variance = _operand_variance(ds, dtype)
+        # One delta serves a whole row of dS, so what it adds to dq is one error, not one a key.
+        dq_piece = ds_variance @ k_piece.square() + delta_variance * (p @ k_piece).square()
+        dk_piece = ds_variance.addcmul_(delta_variance, p.square()).mT @ q_piece.square()
+        dq[piece.rows_q, piece.heads_q] += _unfold(dq_piece, group) * problem.softmax_scale**2
+        dk[piece.rows_k, piece.heads_kv] += dk_piece.transpose(0, 1) * problem.softmax_scale**2
+        dv[piece.rows_k, piece.heads_kv] += (p_variance.mT @ dout_square).transpose(0, 1)
+    return dq, dk, dv
 
 
 def select_sequences(problem: JaggedProblem,
@@ -203,6 +257,11 @@ def _backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch
         dk[piece.rows_k, piece.heads_kv] += (ds.mT @ q_piece).transpose(0, 1) * problem.softmax_scale
         dv[piece.rows_k, piece.heads_kv] += (p_operand.mT @ dout_piece).transpose(0, 1)
     return dq.to(precision.storage), dk.to(precision.storage), dv.to(precision.storage)
+
+
+def _operand_variance(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`rounding_variance`, but 0 where ``dtype`` holds ``x`` exactly, as P of a query that sees one key."""
+    return rounding_variance(x, dtype).masked_fill_(x.to(dtype) == x, 0.0)
 
 
 def _among_nan(values: torch.Tensor, rows: torch.Tensor, total: int) -> torch.Tensor:

@@ -51,6 +51,59 @@ def test_a_plain_computation_passes_with_room(name: str) -> None:
         assert all(error < (0.1 if name == "low_lse" else 0.01) for error in verdict.errors.values())
 
 
+def otherwise_rounded(inputs: Inputs) -> Outputs:
+    """Broadcast-Q of one query and one head as kernels compute it: P is rounded before it is divided by its sum."""
+    problem, dtype, q = inputs.problem, inputs.problem.dtype, inputs.q[0, 0].float()
+    out = torch.zeros(problem.out_shape)
+    dq, dk, dv = torch.zeros(problem.q_shape), torch.zeros(problem.kv_shape), torch.zeros(problem.kv_shape)
+    for b in np.flatnonzero(problem.layout_k.lengths):
+        rows = slice(*problem.layout_k.offsets[b:b + 2].tolist())
+        k, v, dout = inputs.k[rows, 0].float(), inputs.v[rows, 0].float(), inputs.dout[b, 0].float()
+        scores = k @ q * problem.softmax_scale
+        p = (scores - scores.max()).exp()
+        out[b, 0] = p.to(dtype).float() @ v / p.sum()
+        p = p / p.sum()
+        ds = p * (v @ dout - out[b, 0].to(dtype).float() @ dout)
+        dq[0, 0] += ds.to(dtype).float() @ k * problem.softmax_scale
+        dk[rows, 0] = ds.to(dtype).float()[:, None] * q * problem.softmax_scale
+        dv[rows, 0] = p.to(dtype).float()[:, None] * dout
+    return Outputs(out.to(dtype), None, dq.to(dtype), dk.to(dtype), dv.to(dtype))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_few_roundings_are_judged_by_what_is_expected_of_them(seed: int) -> None:
+    """Two keys that see one query: the error of delta is most of dk's, and the twin's may be next to nothing."""
+    lengths = tuple(np.random.default_rng(seed).integers(0, 3, 300).tolist())
+    inputs = make_inputs(tiny_case(mode="broadcast_q", lengths_q=(1,) * 300, lengths_k=lengths, num_heads_q=1,
+                                   head_dim=64, seed=seed), "cpu")
+    oracle, good = Oracle(inputs, ALL, 2.0), otherwise_rounded(inputs)
+    for verdict in check(oracle, good):
+        assert verdict.message == ""
+        assert verdict.share <= 0.6
+    wrong_dk, wrong_dv = good.dk.clone(), good.dv.clone()
+    sizes = good.dk.float().norm(dim=(1, 2))
+    sequence = min(np.flatnonzero(np.asarray(lengths) == 2), key=lambda b: abs(
+        float(sizes[inputs.problem.layout_k.offsets[b]]) - 1.0))  # not one whose keys nearly cancel
+    rows = slice(*inputs.problem.layout_k.offsets[sequence:sequence + 2].tolist())
+    wrong_dk[rows] *= 1.2
+    wrong_dv[rows] *= 1.2
+    for name, outputs in (("dk", replace(good, dk=wrong_dk)), ("dv", replace(good, dv=wrong_dv))):
+        message = oracle.check_backward(outputs).message
+        assert message.startswith(f"{name}: ")
+        assert f"sequence {sequence})" in message
+
+
+@pytest.mark.parametrize("factor", [1.1, 0.9])
+@pytest.mark.parametrize(("name", "rows"), [("out", slice(205, 206)), ("dq", slice(69, 133)), ("dk", slice(206, 270)),
+                                            ("dv", slice(205, 206))])
+def test_a_tenth_off_in_one_tile_or_short_sequence_is_found(name: str, rows: slice, factor: float) -> None:
+    inputs = make_inputs(CASES["full"], "cpu")
+    outputs = computed(inputs)
+    getattr(outputs, name)[rows].mul_(factor)
+    forward, backward = check(Oracle(inputs, ALL, 2.0), outputs)
+    assert (forward if name == "out" else backward).message.startswith(f"{name}: ")
+
+
 def test_errors_are_relative_and_named() -> None:
     inputs = make_inputs(CASES["full"], "cpu")
     good = computed(inputs)
