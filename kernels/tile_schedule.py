@@ -2,8 +2,8 @@
 
 A tile is a block of rows of one sequence that walks the sequence's other side in blocks: for a forward, query rows
 walk keys; for a backward, key rows walk queries (pass ``mask.transposed``-like bounds and the layouts swapped).
-Heads are not in the list: an item of a launch is one head of one tile, and item ``i`` belongs to the run of tiles (below)
-that holds tile ``i // num_heads``.
+Heads are not in the list: an item of a launch is one head of one tile, and item ``i`` belongs to the run of tiles
+(below) that holds tile ``i // num_heads``.
 
 Orders, and how a kernel with W workers deals them (`deal`):
 
@@ -27,6 +27,7 @@ from kernels.mask import Mask
 
 ORDERS = ("none", "sorted", "zigzag")
 RECORD_FIELDS = ("row_start", "row_len", "row", "out_start", "walk_start", "walk_len", "run_first", "run_len")
+_FULL = Mask()
 _MAX_KEY = np.iinfo(np.uint16).max  # 16-bit keys: NumPy then sorts by radix
 
 
@@ -37,7 +38,7 @@ class TileShape(NamedTuple):
     block: int
 
 
-def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order: str = "zigzag", mask: Mask = Mask(),
+def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order: str = "zigzag", mask: Mask = _FULL,
                  broadcast_rows: bool = False, by_tile: bool = False) -> np.ndarray:
     """int32 ``[T, 8]``, fields as in `RECORD_FIELDS`, covering every row of ``rows`` exactly once.
 

@@ -47,14 +47,15 @@ L2_BYTES = 50 * 2**20  # of an H100 or H200
 ROWS = tl.constexpr(64)  # query rows of one consumer group: wgmma's M
 
 
-@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "section", "row_step", "lse_stride", "left", "right"])
+@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "section", "row_step", "lse_stride", "left",
+                               "right"])
 def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, section,
-                   row_step, lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr, GROUPS: tl.constexpr,
-                   BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_K: tl.constexpr,
-                   NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr, PINGPONG: tl.constexpr,
-                   WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PIN: tl.constexpr, PREFETCH: tl.constexpr,
-                   SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr, HAS_LEFT: tl.constexpr,
-                   HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   row_step, lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr,
+                   GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
+                   NUM_K: tl.constexpr, NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr,
+                   PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PIN: tl.constexpr,
+                   PREFETCH: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr,
+                   HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``counter`` int32 [2], zero at start and at exit; ``scale``
@@ -66,10 +67,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
     k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
     v_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_V)
-    if O_IN_V:
-        o_smem = v_smem
-    else:
-        o_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * GROUPS)
+    o_smem = v_smem if O_IN_V else tlx.local_alloc((ROWS, D), DTYPE, STREAMS * GROUPS)
     q_full = tlx.alloc_barriers(STREAMS * NUM_Q)
     k_full = tlx.alloc_barriers(STREAMS * NUM_K)
     v_full = tlx.alloc_barriers(STREAMS * NUM_V)
@@ -141,8 +139,8 @@ def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.T
         packed_descriptor(q, 64, dim), packed_descriptor(k, options.block_n, dim),
         packed_descriptor(v, options.block_n, dim), packed_descriptor(out, 64, dim), lse, tiles,
         _counter(problem, device) if options.schedule == "dynamic" else tiles, items, heads, problem.group_size,
-        heads_a_section(problem, options), row_step, problem.layout_q.total, problem.softmax_scale * LOG2_E, left, right,
-        **kernel_constants(problem, options), num_warps=4, num_stages=1, **launch_options(options))
+        heads_a_section(problem, options), row_step, problem.layout_q.total, problem.softmax_scale * LOG2_E, left,
+        right, **kernel_constants(problem, options), num_warps=4, num_stages=1, **launch_options(options))
     return out, lse
 
 
@@ -184,7 +182,12 @@ def device_tiles(problem: JaggedProblem, options: HopperForwardOptions, device: 
 
 
 def heads_a_section(problem: JaggedProblem, options: HopperForwardOptions) -> int:
-    """Query heads that walk a sequence together: as many as share the L2 with K and V of the longest sequence."""
+    """Query heads that walk a sequence together: as many as `section_mb` allows for the longest sequence.
+
+    All of them where three groups leave no registers for the arithmetic.
+    """
+    if options.consumer_groups * options.streams == 3:
+        return problem.num_heads_q
     head_bytes = 4 * problem.layout_k.max_seqlen * problem.head_dim
     kv_heads = max(options.section_mb * 2**20 // max(head_bytes, 1), 1)
     return max(n for n in range(1, problem.num_heads_q + 1)

@@ -31,7 +31,7 @@ def _turn_ends(CID: tl.constexpr, PINGPONG: tl.constexpr):
 @triton.jit
 def _first(q, q_empty, k_ring, count, scale, row, column, shift, k_len, work, RELEASE_Q: tl.constexpr,
            STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """A tile's first block, whose K is the ring's ``count``-th. Returns ``(p, m, l)``, p in fp32."""
+    """A tile's first block, whose K is the ring's ``count``-th. Returns ``(p, m, norm)``, p in fp32."""
     slot = STREAM * c.NUM_K + count % c.NUM_K
     tlx.barrier_wait(k_ring.full[slot], (count // c.NUM_K) & 1)
     _turn_begins(CID, c.PINGPONG)
@@ -46,32 +46,32 @@ def _first(q, q_empty, k_ring, count, scale, row, column, shift, k_len, work, RE
 
 
 @triton.jit
-def _softmax(s, m, l, scale, row, column, shift, k_len, work, cut, c: tl.constexpr):
-    """`next_softmax` of a block, behind the mask where ``cut``: ``(p, m, l, alpha)`` with p in 16 bits.
+def _softmax(s, m, norm, scale, row, column, shift, k_len, work, cut, c: tl.constexpr):
+    """`next_softmax` of a block, behind the mask where ``cut``: ``(p, m, norm, alpha)`` with p in 16 bits.
 
     The whole softmax stands in the branches, not the mask alone: ptxas moves exponentials below a wait that follows
     them, but not out of a branch. Without a mask to choose, PIN keeps such a branch for that alone.
     """
     if not c.PEEL:
         s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
-        p, m, l, alpha = next_softmax(s, m, l, scale, True)
+        p, m, norm, alpha = next_softmax(s, m, norm, scale, True)
     elif c.PIN or c.HAS_LEFT or c.HAS_RIGHT:
         if cut:
             s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
-            p, m, l, alpha = next_softmax(s, m, l, scale, True)
+            p, m, norm, alpha = next_softmax(s, m, norm, scale, True)
             p = p.to(c.DTYPE)
         else:
-            p, m, l, alpha = next_softmax(s, m, l, scale, False)
+            p, m, norm, alpha = next_softmax(s, m, norm, scale, False)
             p = p.to(c.DTYPE)
     else:
-        p, m, l, alpha = next_softmax(s, m, l, scale, False)
-    return p.to(c.DTYPE), m, l, alpha
+        p, m, norm, alpha = next_softmax(s, m, norm, scale, False)
+    return p.to(c.DTYPE), m, norm, alpha
 
 
 @triton.jit
-def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, row, column, shift, k_len, work, cut, STREAM: tl.constexpr,
+def _step(q, k_ring, v_ring, count, p, m, norm, acc, scale, row, column, shift, k_len, work, cut, STREAM: tl.constexpr,
           CID: tl.constexpr, c: tl.constexpr):
-    """One more block: the ring's ``count``-th K, and the V of the block before it. ``cut``: the block needs the mask."""
+    """One more block: the ring's ``count``-th K and the V of the block before it. ``cut``: it needs the mask."""
     k_slot = STREAM * c.NUM_K + count % c.NUM_K
     v_slot = STREAM * c.NUM_V + (count - 1) % c.NUM_V
     tlx.barrier_wait(k_ring.full[k_slot], (count // c.NUM_K) & 1)
@@ -82,34 +82,34 @@ def _step(q, k_ring, v_ring, count, p, m, l, acc, scale, row, column, shift, k_l
     _turn_ends(CID, c.PINGPONG)
     s = tlx.async_dot_wait(1, s)
     tlx.barrier_arrive(k_ring.empty[k_slot])
-    p, m, l, alpha = _softmax(s, m, l, scale, row, column, shift, k_len, work, cut, c)
+    p, m, norm, alpha = _softmax(s, m, norm, scale, row, column, shift, k_len, work, cut, c)
     acc = tlx.async_dot_wait(0, acc)
     tlx.barrier_arrive(v_ring.empty[v_slot])
     acc = acc * alpha[:, None]
-    return p, m, l, acc
+    return p, m, norm, acc
 
 
 @triton.jit
-def _steps(q, k_ring, v_ring, count, low, n, head, tail, p, m, l, acc, scale, row, columns, shift, k_len, work,
+def _steps(q, k_ring, v_ring, count, low, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len, work,
            STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """Blocks 1 ... n - 1 of a tile whose first K is the ring's ``count``-th. One loop: ptxas serialises wgmma over two."""
+    """Blocks 1 ... n - 1 of a tile whose first K is ``count`` in the ring. One loop: over two, ptxas serialises."""
     for i in tl.range(1, n, num_stages=1):
         column = (low + n - 1 - i) * c.BLOCK_N + columns
-        p, m, l, acc = _step(q, k_ring, v_ring, count + i, p, m, l, acc, scale, row, column, shift, k_len, work,
+        p, m, norm, acc = _step(q, k_ring, v_ring, count + i, p, m, norm, acc, scale, row, column, shift, k_len, work,
                              (i < head) | (i >= n - tail), STREAM, CID, c)
-    return p, m, l, acc
+    return p, m, norm, acc
 
 
 @triton.jit
-def _store(acc, m, l, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c: tl.constexpr):
+def _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c: tl.constexpr):
     """Normalise and store 64 rows of O and LSE. The TMA store is left in flight."""
-    acc = acc * tl.where(l == 0.0, 0.0, 1.0 / l)[:, None]
+    acc = acc * tl.where(norm == 0.0, 0.0, 1.0 / norm)[:, None]
     tlx.local_store(staging, acc.to(c.DTYPE))
     tlx.fence("async_shared")
     store_rows(desc_o, staging, o_start, q_len, row, head_q * c.D)
     rows = tl.arange(0, ROWS)
     at = lse + head_q.to(tl.int64) * lse_stride + o_start + row
-    tl.store(at + rows, (m + tl.math.log2(l)) * LN2, mask=row + rows < q_len)
+    tl.store(at + rows, (m + tl.math.log2(norm)) * LN2, mask=row + rows < q_len)
 
 
 @triton.jit
@@ -124,9 +124,8 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
     columns = tl.arange(0, c.BLOCK_N)
     turn = 0
     n_kv = 0
-    if c.PINGPONG:
-        if CID == 1:
-            tlx.named_barrier_arrive(9, 256)
+    if c.PINGPONG and CID == 1:
+        tlx.named_barrier_arrive(9, 256)
     item = worker
     record = record_of(work, item)
     q_len, k_len, run = tl.load(record + 1), tl.load(record + 5), read_run(record, c.SECTIONS)
@@ -143,23 +142,21 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
         low, n, head, tail = kv_range(q_len, m_row, k_len, work, BLOCK_M, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT)
         q_slot = STREAM * c.NUM_Q + turn % c.NUM_Q
         tlx.barrier_wait(q_ring.full[q_slot], (turn // c.NUM_Q) & 1)
+        q = q_ring.smem[q_slot * c.GROUPS + CID]
         if c.Q_REG:
-            q = tlx.local_load(q_ring.smem[q_slot * c.GROUPS + CID])
-        else:
-            q = q_ring.smem[q_slot * c.GROUPS + CID]
-        p, m, l = _first(q, q_ring.empty[q_slot], k_ring, n_kv, scale, m_row + rows,
+            q = tlx.local_load(q)
+        p, m, norm = _first(q, q_ring.empty[q_slot], k_ring, n_kv, scale, m_row + rows,
                          (low + n - 1) * c.BLOCK_N + columns, shift, k_len, work, c.Q_REG and c.PREFETCH, STREAM, CID,
                          c)
-        if c.O_IN_V:
+        if c.O_IN_V:  # noqa: SIM102 (the outer condition is resolved at compile time)
             if turn > 0:  # the O of the tile before has left the V slot that it was staged in
                 tlx.async_descriptor_store_wait(0)
                 tlx.barrier_arrive(v_ring.empty[V0 + (n_kv - 1) % c.NUM_V])
         acc = tl.zeros([ROWS, c.D], tl.float32)
-        p, m, l, acc = _steps(q, k_ring, v_ring, n_kv, low, n, head, tail, p.to(c.DTYPE), m, l, acc, scale,
+        p, m, norm, acc = _steps(q, k_ring, v_ring, n_kv, low, n, head, tail, p.to(c.DTYPE), m, norm, acc, scale,
                               m_row + rows, columns, shift, k_len, work, STREAM, CID, c)
-        if not c.Q_REG:
-            if c.PREFETCH:
-                tlx.barrier_arrive(q_ring.empty[q_slot])
+        if not c.Q_REG and c.PREFETCH:
+            tlx.barrier_arrive(q_ring.empty[q_slot])
         o_start = tl.load(record + 3)
         n_kv += n
         v_slot = V0 + (n_kv - 1) % c.NUM_V
@@ -172,7 +169,7 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
             tlx.barrier_arrive(v_ring.empty[v_slot])
             staging = o_smem[STREAM * c.GROUPS + CID]
             tlx.async_descriptor_store_wait(0)
-        _store(acc, m, l, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, m_row + CID * ROWS, c)
+        _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, m_row + CID * ROWS, c)
         if not c.PREFETCH:
             tlx.barrier_arrive(q_ring.empty[q_slot])
         if c.DYNAMIC:

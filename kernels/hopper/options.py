@@ -86,7 +86,7 @@ class HopperForwardOptions:
         smem_limit = min(SMEM_PER_CTA, SMEM_PER_SM // self.ctas_per_sm - 1024)
         rules = [
             (head_dim not in HEAD_DIMS, f"head_dim {head_dim} is not one of {HEAD_DIMS}"),
-            (self.schedule not in SCHEDULES, f"schedule: expected one of {', '.join(SCHEDULES)}, got {self.schedule!r}"),
+            (self.schedule not in SCHEDULES, f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}"),
             (self.block_n not in (64, 128), f"block_n: expected 64 or 128, got {self.block_n}"),
             (not 1 <= groups <= 3, f"consumer_groups * streams: expected 1 to 3, got {groups}"),
             (self.loader_warps not in (1, 4), f"loader_warps: expected 1 or 4, got {self.loader_warps}"),
@@ -99,6 +99,8 @@ class HopperForwardOptions:
             (self.o_in_v and not solo, "o_in_v needs consumer_groups 1: another group may still read that V"),
             (self.o_in_v and self.block_n != 64, "o_in_v needs block_n 64, the shape of O"),
             (self.o_in_v and self.v_buffers < 2, "o_in_v needs v_buffers >= 2"),
+            (self.streams == 3 and head_dim == 128 and self.schedule == "dynamic" and mask.left is not None,
+             "streams 3 with schedule dynamic and a left bound spills at head_dim 128"),
             (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),
             (not self.prefetch_next_tile and self.q_buffers > 1, "prefetch_next_tile off needs q_buffers 1"),
             (head_dim == 128 and self.ctas_per_sm > 2, "ctas_per_sm > 2 needs head_dim 64: too few registers"),

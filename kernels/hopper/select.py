@@ -16,8 +16,8 @@ def select_forward(problem: JaggedProblem) -> HopperForwardOptions:
     Short sequences pay for the gap between tiles and for padding: independent workers with 64-row tiles, two CTAs an
     SM (``solo64``, which keeps Q in registers), or from a mean of 256 keys three workers in one CTA (``tri64``, two of
     which compute while one is between tiles). Long sequences pay for shared-memory traffic instead: two groups share a
-    128-row tile with its K and V (``pair128``). Up to 192 queries are one tile of three groups (``trio64``): K and V are
-    then read once. At D = 64 the registers are enough for three CTAs an SM (``tri64c``).
+    128-row tile with its K and V (``pair128``). Up to 192 queries are one tile of three groups (``trio64``): K and V
+    are then read once. At D = 64 the registers are enough for three CTAs an SM (``tri64c``).
 
     A mask makes tiles of one sequence unequal, so items are drawn from a counter (``dynamic``), whatever the variant,
     and all heads of a sequence go together, its heaviest tiles first; for the same reason ``pair128`` comes earlier.

@@ -1,7 +1,7 @@
 """Online softmax on one ``[BLOCK_M, BLOCK_N]`` block of scores held in registers, and the mask that precedes it.
 
 The running maximum ``m`` is kept already multiplied by ``scale = softmax_scale * log2(e)``, so that a probability is
-one fused multiply-add and one ``exp2``. A row that has seen no key yet has ``m == -inf`` and ``l == 0``.
+one fused multiply-add and one ``exp2``. A row that has seen no key yet has ``m == -inf`` and ``norm == 0``.
 """
 
 import triton
@@ -21,15 +21,15 @@ def mask_scores(s, row, column, shift, len_k, left, right, HAS_LEFT: tl.constexp
 
 @triton.jit
 def first_softmax(s, scale):
-    """``(p, m, l)`` of a tile's first block, with ``p`` in fp32; a row without a visible key has p = 0, m = -inf."""
+    """``(p, m, norm)`` of a tile's first block, with ``p`` in fp32; a row without a visible key has p = 0, m = -inf."""
     m = tl.max(s, 1) * scale
     p = tl.math.exp2(s * scale - tl.where(m == -float("inf"), 0.0, m)[:, None])
     return p, m, tl.sum(p, 1)
 
 
 @triton.jit
-def next_softmax(s, m, l, scale, MAY_BE_EMPTY: tl.constexpr):
-    """``(p, m, l, alpha)`` after one more block; ``alpha`` rescales what was accumulated before.
+def next_softmax(s, m, norm, scale, MAY_BE_EMPTY: tl.constexpr):
+    """``(p, m, norm, alpha)`` after one more block; ``alpha`` rescales what was accumulated before.
 
     ``MAY_BE_EMPTY``: rows may still have seen no key (masked blocks only); without it every row sees one here.
     """
@@ -39,4 +39,4 @@ def next_softmax(s, m, l, scale, MAY_BE_EMPTY: tl.constexpr):
         origin = tl.where(m_new == -float("inf"), 0.0, m_new)
     p = tl.math.exp2(s * scale - origin[:, None])
     alpha = tl.math.exp2(m - origin)
-    return p, m_new, l * alpha + tl.sum(p, 1), alpha
+    return p, m_new, norm * alpha + tl.sum(p, 1), alpha

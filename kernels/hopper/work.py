@@ -1,9 +1,9 @@
 """What loader and consumers must agree on: which item comes next, and which KV blocks a tile walks.
 
-An item is one head of one tile. Item ``i`` is tile ``i // num_heads``, head ``i % num_heads``; with SECTIONS the heads of
-a sequence go in sections of ``section`` heads, all tiles of the sequence for one section after the other, so that a
-section's K and V stay in L2. A worker is one loader with its consumers; a CTA holds ``STREAMS`` of them. Both sides derive
-everything from the same tile record.
+An item is one head of one tile. Item ``i`` is tile ``i // num_heads``, head ``i % num_heads``; with SECTIONS a
+sequence's heads go in sections of ``section``, all of the sequence's tiles for one section after the other, so that K
+and V of a section stay in L2. A worker is one loader with its consumers; a CTA holds ``STREAMS`` of them. Both sides
+derive everything from the same tile record.
 """
 
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def record_of(work, item):
 
 @triton.jit
 def read_run(record, SECTIONS: tl.constexpr):
-    """``(row, first, count)`` of a record: its first row, and its run, which is tiles ``first ... first + count - 1``."""
+    """``(row, first, count)`` of a record: its first row, and its run: tiles ``first ... first + count - 1``."""
     row = tl.load(record + 2)
     first = 0
     count = 1
@@ -139,7 +139,7 @@ def reset_counter(work, workers):
 @triton.jit
 def kv_range(q_len, m_row, k_len, work, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
              HAS_RIGHT: tl.constexpr):
-    """``(low, n, head, tail)``: blocks ``low ... low + n - 1``, of which the top ``head`` and bottom ``tail`` need masks.
+    """``(low, n, head, tail)``: blocks ``low ... low + n - 1``, of which ``head`` on top and ``tail`` below need masks.
 
     ``n >= head >= 1``. Block ``i`` of the walk is ``low + n - 1 - i``.
     """

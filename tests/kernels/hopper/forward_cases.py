@@ -17,7 +17,7 @@ MASKS = {"full": Mask(), "causal": Mask.make(True), "window": Mask.make(window_s
 EDGES = ([65, 128, 1, 64, 200, 129, 0, 63, 127, 300], [64, 0, 130, 70, 128, 257, 90, 300, 1, 65])
 
 #: Every variant as the selection rule runs it, and every switch away from its default at least once.
-SHIPPED = {name: variant for name, variant in VARIANTS.items()}
+SHIPPED = dict(VARIANTS)
 SWITCHED = {
     "solo64, dynamic": replace(VARIANTS["solo64"], schedule="dynamic"),
     "solo64, unsorted": replace(VARIANTS["solo64"], schedule="none"),
@@ -42,7 +42,8 @@ def problem(len_q, len_k, heads_q=2, heads_kv=2, dim=128, mask=None, dtype=torch
     """``len_q`` an int: broadcast Q of that length."""
     layout_k = JaggedLayout.from_lengths(len_k, device)
     broadcast = isinstance(len_q, int)
-    layout_q = JaggedLayout.uniform(len(len_k), len_q, device) if broadcast else JaggedLayout.from_lengths(len_q, device)
+    layout_q = (JaggedLayout.uniform(len(len_k), len_q, device) if broadcast
+                else JaggedLayout.from_lengths(len_q, device))
     return JaggedProblem(layout_q, layout_k, heads_q, heads_kv, dim, dtype, dim ** -0.5, mask or Mask(), broadcast)
 
 

@@ -1,0 +1,105 @@
+"""Run apart from pytest, without TRITON_INTERPRET: compiles the Hopper forward for sm_90a, without a GPU.
+
+Prints one JSON line a kernel: case, shared (bytes), spills (accesses of local memory), set_registers (setmaxnreg), and
+for every innermost loop with matmuls whether its last exponential comes before its wait for O += P V.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import triton
+from forward_cases import MASKS, problem
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from kernels.hopper.forward import jagged_forward, kernel_constants, launch_options
+from kernels.hopper.options import VARIANTS
+
+BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
+TARGET = GPUTarget("cuda", 90, 32)
+
+
+class OfflineDriver:
+    """Answers what compiling asks of a driver."""
+
+    def get_current_target(self):
+        return TARGET
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def get_current_device(self):
+        return 0
+
+    def map_python_to_cpp_type(self, type_name):
+        return type_name
+
+
+def compile_forward(options, dim, mask):
+    case = problem([1], [1], 4, 4, dim=dim, mask=MASKS[mask])
+    constants = kernel_constants(case, options)
+    types = dict.fromkeys(jagged_forward.arg_names, "i32")
+    types.update(dict.fromkeys(constants, "constexpr"), lse="*fp32", tiles="*i32", counter="*i32", scale="fp32")
+    for name, rows in (("q", 64), ("k", options.block_n), ("v", options.block_n), ("o", 64)):
+        types[f"desc_{name}"] = f"tensordesc<bf16[1,1,{rows},{dim}]>"
+    values = {(jagged_forward.arg_names.index(name),): value for name, value in constants.items()}
+    return triton.compile(ASTSource(jagged_forward, types, values, {}), target=TARGET,
+                          options={"num_warps": 4, "num_stages": 1, **launch_options(options)})
+
+
+def disassemble(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([BIN / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+
+def beside_matmul(sass):
+    """For every innermost loop with matmuls: no exponential follows the loop's wait for its last matmul."""
+    labels, code = {}, []
+    for line in sass.splitlines():
+        if label := re.match(r"^(\.L_x_\d+):", line.strip()):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            code.append(instruction[1])
+    branches = ((at, re.search(r"BRA.*`\((\.L_x_\d+)\)", text)) for at, text in enumerate(code))
+    loops = [(labels[to[1]], at) for at, to in branches if to and labels.get(to[1], at) < at]
+    loops = [(a, b) for a, b in loops if any("HGMMA" in text for text in code[a:b])]
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
+    found = []
+    for a, b in inner:
+        body = code[a:b + 1]
+        if any("MUFU.EX2" in text for text in body):
+            wait = max(at for at, text in enumerate(body) if "WARPGROUP.DEPBAR" in text)
+            found.append(max(at for at, text in enumerate(body) if "MUFU.EX2" in text) < wait)
+    return found
+
+
+def main():
+    driver.set_active(OfflineDriver())
+    for name, variant in VARIANTS.items():
+        dim = 128 if variant.why_not(128, MASKS["full"]) is None else 64
+        unpinned = [("full, not pinned", replace(variant, pin_softmax=False))] if name == "solo64" else []
+        for mask, options in (("full", variant), ("window", replace(variant, schedule="dynamic", section_mb=0)),
+                              *unpinned):
+            if options.why_not(dim, MASKS[mask.split(",")[0]]):
+                options = replace(options, schedule="zigzag")
+            compiled = compile_forward(options, dim, mask.split(",")[0])
+            sass = disassemble(compiled.asm["cubin"])
+            print(json.dumps({
+                "case": f"{name}-{dim}-{mask}", "shared": compiled.metadata.shared, "ctas_per_sm": options.ctas_per_sm,
+                "estimate": options.shared_memory(dim), "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+                "set_registers": len(re.findall(r"setmaxnreg", compiled.asm["ptx"])),
+                "beside_matmul": beside_matmul(sass)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the compiler makes of every shipped variant for sm_90a: no spills, shared memory that fits, softmax in place."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.hopper.options import SMEM_PER_SM, VARIANTS
+
+SCRIPT = Path(__file__).with_name("compile_forward.py")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[3]), environment.get("PYTHONPATH", "")])
+    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment, timeout=280)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return {line["case"]: line for line in map(json.loads, run.stdout.splitlines())}
+
+
+def test_every_variant_is_compiled(compiled):
+    assert {name.split("-")[0] for name in compiled} == set(VARIANTS)
+
+
+def test_nothing_spills(compiled):
+    assert {name: line["spills"] for name, line in compiled.items() if line["spills"]} == {}
+
+
+def test_shared_memory_fits_and_is_what_options_say(compiled):
+    for name, line in compiled.items():
+        assert (line["shared"] + 1024) * line["ctas_per_sm"] <= SMEM_PER_SM, name
+        assert 0 <= line["shared"] - line["estimate"] <= 4096, name
+
+
+def test_registers_are_redistributed(compiled):
+    assert all(line["set_registers"] for line in compiled.values())
+
+
+def test_softmax_runs_beside_the_second_matmul(compiled):
+    pinned = {name: line["beside_matmul"] for name, line in compiled.items() if "not pinned" not in name}
+    assert all(loops and all(loops) for loops in pinned.values()), pinned
+
+
+def test_ptxas_moves_a_softmax_that_is_not_pinned(compiled):
+    assert not all(compiled["solo64-128-full, not pinned"]["beside_matmul"])
