@@ -27,7 +27,7 @@ Flag = Annotated[bool, Field(strict=True)]
 Bound = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Window = tuple[Bound | None, Bound | None]
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"  # fit for the name of a file
 
 
 class BackendConfig(StrictModel):
@@ -60,7 +60,7 @@ class TimingConfig(StrictModel):
     max_samples: Annotated[int, Field(strict=True, ge=30, le=100_000)] = Field(
         default=200, description="samples of a row at most")
     max_seconds: float = Field(
-        default=2.0, strict=True, gt=0, allow_inf_nan=False,
+        default=2.0, strict=True, gt=0, le=1e6, allow_inf_nan=False,
         description="seconds of sampling after which a row stops at `min_samples`")
     blocks: Annotated[int, Field(strict=True, ge=2, le=100, multiple_of=2)] = Field(
         default=2, description="blocks that a row's samples come in; backends take turns in the order A B B A")
@@ -162,7 +162,7 @@ class BenchConfig(StrictModel):
     timing: TimingConfig = Field(default=TimingConfig(), description="how rows are timed")
     check: CheckConfig = Field(default=CheckConfig(), description="how rows are checked")
     timeout_s: float = Field(
-        default=600.0, strict=True, ge=1, allow_inf_nan=False,
+        default=600.0, strict=True, ge=1, le=1e6, allow_inf_nan=False,
         description="seconds after which a backend that doesn't answer on a case is a `hang`")
     cases: tuple[SweepBlock, ...] = Field(min_length=1, description="what to compute: a list of sweep blocks")
     _source: YamlSource | None = PrivateAttr(default=None)

@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from harness.errors import ConfigError, UserError
 
 KeyPath = tuple[Any, ...]
+MAX_VALUES = 1_000_000  # of a file, each counted as often as an alias repeats it
 _ALLOWED = {  # by pydantic's type of error; others are in its words
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
@@ -25,7 +26,7 @@ _ALLOWED = {  # by pydantic's type of error; others are in its words
     "int_type": "an integer",
     "model_attributes_type": "a mapping of keys to values",
     "model_type": "a mapping of keys to values",
-    "string_pattern_mismatch": "letters, digits and _ . + -, of which the first is a letter or digit",
+    "string_pattern_mismatch": "up to 100 letters, digits and _ . + -, of which the first is a letter or digit",
     "string_type": "text",
     "too_short": "at least one value",
     "tuple_type": "a list",
@@ -68,8 +69,13 @@ class YamlSource:
         self.file = str(file)
         self._lines: dict[KeyPath, int] = {}
         try:
+            root = YAML(typ="safe", pure=True).compose(StringIO(text))
+            if _size(root, {}) > MAX_VALUES:
+                raise ConfigError(file, "", "aliases (*name) expand to too many values", f"{MAX_VALUES:,} in all")
             self.data = YAML(typ="safe", pure=True).load(StringIO(text))
-            self._note_lines(YAML(typ="safe", pure=True).compose(StringIO(text)), ())
+            self._note_lines(root, ())
+        except RecursionError:
+            raise ConfigError(file, "", "nested too deeply, or an alias (*name) stands within what it names") from None
         except YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             text = getattr(error, "problem", None) or str(error)
@@ -87,6 +93,8 @@ class YamlSource:
     def _note_lines(self, node: Node | None, path: KeyPath) -> None:
         if isinstance(node, MappingNode):
             for key, value in node.value:
+                if not isinstance(key, ScalarNode):
+                    continue  # no key of ours
                 here = (*path, key.value)
                 self._lines[here] = key.start_mark.line + 1
                 self._note_lines(value, here)
@@ -147,6 +155,16 @@ def dotted(key: KeyPath) -> str:
     """``("cases", 3, "lengths")`` as ``cases[3].lengths``."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key)
     return text.removeprefix(".")
+
+
+def _size(node: Node | None, known: dict[int, int]) -> int:
+    """Values that a node expands to, aliases written out. Raises `RecursionError` where one holds itself."""
+    if not isinstance(node, (MappingNode, SequenceNode)):
+        return 1
+    if id(node) not in known:
+        inner = [part for pair in node.value for part in pair] if isinstance(node, MappingNode) else node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
+    return known[id(node)]
 
 
 def _show(value: object) -> str:

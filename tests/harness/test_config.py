@@ -128,7 +128,18 @@ def test_yaml_anchors_share_a_list(load):
     ("[jfa]", "[jfa]\ntimeout_s: .inf", ":3: timeout_s: got inf; allowed: a finite number"),
     ("[jfa]", "[jfa]\ndirections: [fwd, fwd]", ":3: directions[1]: 'fwd' stands there twice; allowed: each once"),
     ("name: example", "name: two words",
-     ":1: name: got 'two words'; allowed: letters, digits and _ . + -, of which the first is a letter or digit"),
+     ":1: name: got 'two words'; allowed: up to 100 letters, digits and _ . + -, of which the first is a letter or "
+     "digit"),
+    ("name: example", f"name: {'n' * 101}", f":1: name: got '{'n' * 56}...; allowed: up to 100 letters, digits and "
+     "_ . + -, of which the first is a letter or digit"),
+    ("[jfa]", "[jfa]\ntimeout_s: 1.0e+300", ":3: timeout_s: got 1e+300; allowed: less than or equal to 1000000"),
+    ("[jfa]", "[jfa]\n? [a, b]\n: 1", ": ('a', 'b'): unknown key; allowed: name, description, seed, backends, "
+     "directions, scopes, timing, check, timeout_s, cases"),
+    ("[jfa]", "&all [jfa, *all]", ": nested too deeply, or an alias (*name) stands within what it names"),
+    ("[jfa]", "[" * 2000, ": nested too deeply, or an alias (*name) stands within what it names"),
+    ("[jfa]", "[{backend: jfa, options: {a: &a [1, 1], b: &b [*a, *a, *a, *a, *a, *a, *a, *a, *a, *a]"
+     + "".join(f", {n}: &{n} [" + ", ".join([f"*{last}"] * 10) + "]" for last, n in zip("bcdef", "cdefg", strict=True))
+     + "}}]", ": aliases (*name) expand to too many values; allowed: 1,000,000 in all"),
     ("batch: 4", "batch: 4\n    batch: 5", ":7: not valid YAML: found duplicate key \"batch\" with value \"5\" "
      "(original value: \"4\")"),
     ("[jfa]", "[jfa", ":3: not valid YAML: expected ',' or ']', but got ':'"),
@@ -204,6 +215,10 @@ def test_a_trace_counts_by_its_lengths_and_not_by_its_place(tmp_path, load):
      "cases[0].lengths.path: {folder}/empty.npy holds no lengths; allowed: at least one"),
     ("{kind: trace, path: square.npy}", "cases[0].lengths.path: {folder}/square.npy holds 2-dimensional int64 data; "
      "allowed: a column or 1-D array of integers"),
+    ("{kind: trace, path: scalar.npy}", "cases[0].lengths.path: {folder}/scalar.npy holds 0-dimensional int64 data; "
+     "allowed: a column or 1-D array of integers"),
+    ("{kind: trace, path: bare.csv}", "cases[0].lengths.path: {folder}/bare.csv begins with numbers; allowed: a "
+     "comma-separated file with a header"),
     ("{kind: trace, path: empty.npy, column: x}",
      "cases[0].lengths.column: got 'x'; allowed: no column, as an NPY file has none"),
 ])
@@ -212,6 +227,8 @@ def test_bad_traces(tmp_path, complaint, distribution, message):
     np.save(tmp_path / "negative.npy", np.array([3, -1]))
     np.save(tmp_path / "empty.npy", np.array([], dtype=np.int64))
     np.save(tmp_path / "square.npy", np.ones((2, 2), dtype=np.int64))
+    np.save(tmp_path / "scalar.npy", np.int64(3))
+    (tmp_path / "bare.csv").write_text("5\n6\n7\n")
     (tmp_path / "notes.txt").write_text("3")
     assert complaint(DISTRIBUTION, distribution) == f":9: {message.format(folder=tmp_path)}"
 
@@ -221,6 +238,17 @@ def test_corrupt_traces(tmp_path, complaint):
         (tmp_path / name).write_bytes(b'a"\x00\xff')
         assert f"cases[0].lengths.path: can't read {tmp_path / name}" in complaint(
             DISTRIBUTION, f"{{kind: trace, path: {name}}}")
+
+
+def test_traces_that_claim_more_than_they_hold(tmp_path, complaint):
+    (tmp_path / "wide.csv").write_text("length\n1,20\n2,30\n")
+    with (tmp_path / "claim.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": (10**12,)})
+    np.savez(tmp_path / "several", first=np.arange(3), second=np.arange(3))
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    for name in ("wide.csv", "claim.npy", "several.npy", f"{'n' * 300}.csv"):
+        said = complaint(DISTRIBUTION, f"{{kind: trace, path: {name}}}")
+        assert f"can't read {tmp_path / name}" in said or f"no such file: {tmp_path / name}" in said
 
 
 @pytest.mark.parametrize("name", ["lengths.csv", "lengths.parquet", "lengths.npy"])
