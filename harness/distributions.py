@@ -6,6 +6,7 @@ Each distribution turns ``batch`` uniform numbers into lengths by its inverse cu
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
@@ -233,7 +234,8 @@ class SkewLengths(Base):
         return self.base.available
 
     def _names(self) -> tuple[str, str]:
-        return f"{self.base.label} {self.order}", f"{self.base.slug}_{self.order}"
+        label, slug = self.base._names()
+        return f"{label} {self.order}", f"{slug}_{self.order}"
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         lengths = self.base.sample(rng, count)
@@ -262,14 +264,18 @@ class MixtureLengths(Base):
     parts: tuple[MixturePart, ...] = Field(min_length=1, description="the distributions and their weights")
 
     def _names(self) -> tuple[str, str]:
-        label = ", ".join(f"{part.weight:g} {part.lengths.label}" for part in self.parts)
-        return f"mixture({label})", "_".join(["mix", *(part.lengths.slug for part in self.parts)])
+        labels, slugs = zip(*(part.lengths._names() for part in self.parts), strict=True)
+        label = ", ".join(f"{part.weight:g} {label}" for part, label in zip(self.parts, labels, strict=True))
+        return f"mixture({label})", "_".join(["mix", *slugs])
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         cumulative = np.cumsum([part.weight for part in self.parts])
         chosen = np.searchsorted(cumulative, rng.random(count) * cumulative[-1], side="right")
-        draws = np.stack([part.lengths.sample(rng, count) for part in self.parts])
-        return draws[np.minimum(chosen, len(self.parts) - 1), np.arange(count)]
+        chosen = np.minimum(chosen, len(self.parts) - 1)
+        lengths = np.zeros(count, dtype=np.int64)
+        for index, part in enumerate(self.parts):  # every part draws for every sequence, so that none shifts another
+            lengths = np.where(chosen == index, part.lengths.sample(rng, count), lengths)
+        return lengths
 
 
 class EmptyFractionLengths(Base):
@@ -283,7 +289,8 @@ class EmptyFractionLengths(Base):
         return self.base.available
 
     def _names(self) -> tuple[str, str]:
-        return f"{self.base.label}, {self.fraction:.0%} empty", f"{self.base.slug}_empty{self.fraction:g}"
+        label, slug = self.base._names()
+        return f"{label}, {self.fraction:.0%} empty", f"{slug}_empty{self.fraction:g}"
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         lengths = self.base.sample(rng, count).copy()
@@ -334,7 +341,8 @@ class TraceLengths(Base):
         return len(self._lengths)
 
     def _names(self) -> tuple[str, str]:
-        return f"trace {Path(self.path).name}", f"trace_{Path(self.path).stem}"
+        name, stem = " ".join(Path(self.path).name.split()), Path(self.path).stem
+        return f"trace {name}", "trace_" + re.sub(r"[^A-Za-z0-9_.+-]+", "_", stem)  # a file may be named anything
 
     def _draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         return np.asarray(self._lengths[:count], dtype=np.int64)

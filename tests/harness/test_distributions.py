@@ -147,6 +147,21 @@ def test_mixture_draws_by_weight():
     assert (rest.min(), rest.max()) == (100, 200)
 
 
+def test_nested_names_take_no_longer_than_their_depth():
+    values = EXAMPLES["constant"]
+    for _ in range(30):
+        values = {"kind": "skew", "order": "ascending", "base": {"kind": "empty_fraction", "fraction": 0.5, "base": {
+            "kind": "mixture", "parts": [{"weight": 1, "lengths": values}]}}}
+    assert ADAPTER.validate_python(values).label.count("ascending") == 30
+
+
+def test_a_trace_is_named_without_what_its_file_may_hold(tmp_path):
+    path = tmp_path / "a [b]\n$c$ größe.csv"
+    path.write_text("length\n1\n")
+    trace = ADAPTER.validate_python({"kind": "trace", "path": str(path)})
+    assert (trace.label, trace.slug) == ("trace a [b] $c$ größe.csv", "trace_a_b_c_gr_e")
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.5, 1.0])
 def test_empty_fraction_is_exact_and_leaves_the_others_alone(fraction):
     base = draw(EXAMPLES["uniform"], 1000)
