@@ -23,6 +23,7 @@ MODES: tuple[str, ...] = get_args(Mode)
 HAZARDS: tuple[str, ...] = get_args(Hazard)
 DEVICE_TYPES: tuple[str, ...] = get_args(DeviceType)
 MAX_CASES = 10_000
+MAX_SEQUENCES = 2**26  # of all cases together: their lengths are held in memory
 
 # Keys of a block that are swept, in the order in which they are appended to names.
 _LENGTH_KEYS = {"self": ("lengths",), "cross": ("lengths_q", "lengths_k"), "short_kv": ("lengths_q", "lengths_k"),
@@ -145,6 +146,7 @@ def expand(config: BenchConfig, seed: int | None = None) -> list[Case]:
         largest = counts.index(max(counts))
         text = f"the config sweeps {sum(counts):,} cases, this block {counts[largest]:,}"
         raise config.error(("cases", largest), text, f"at most {MAX_CASES:,} in all")
+    sequences = 0
     cases: dict[str, Case] = {}  # by name
     names: dict[str, str] = {}  # by id
     for index, block in enumerate(config.cases):
@@ -154,6 +156,10 @@ def expand(config: BenchConfig, seed: int | None = None) -> list[Case]:
             if case.case_id in names:
                 raise config.error(("cases", index), f"{case.name!r} is the same case as {names[case.case_id]!r}",
                                    "cases that differ; another seed draws other lengths")
+            sequences += case.batch
+            if sequences > MAX_SEQUENCES:
+                raise config.error(("cases", index, "batch"), f"the cases up to {case.name!r} have {sequences:,} "
+                                   "sequences", f"at most {MAX_SEQUENCES:,} in all")
             names[case.case_id] = case.name
             cases[case.name] = case
     return list(cases.values())

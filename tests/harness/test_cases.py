@@ -117,6 +117,13 @@ def test_json_brings_a_case_back():
         assert again.case_id == case.case_id
 
 
+def test_lengths_of_all_cases_must_fit_into_memory(monkeypatch):
+    monkeypatch.setattr("harness.cases.MAX_SEQUENCES", 11)
+    assert len(expand(config(block(seed=[0, 1])))) == 2
+    with pytest.raises(ConfigError, match=r"cases\[0\].batch: .* have 12 sequences; allowed: at most 11 in all"):
+        expand(config(block(seed=[0, 1, 2])))
+
+
 def test_altered_or_incomplete_json_is_an_error():
     data = expand(config(block()))[0].to_json()
     with pytest.raises(UserError, match=r"case 'x': its content has the id .*, not .*: it was altered"):
