@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,10 @@ def read_lengths(path: Path, column: str | None) -> list[int]:
     readers: dict[str, Any] = {".csv": _read_csv, ".npy": _read_npy, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise problem(("path",), f"got {str(path)!r}", "a file that ends in .csv, .npy or .parquet")
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, no error for a name that can't be
         raise problem(("path",), f"no such file: {path}", "a file, relative to the folder of the config")
     values = readers[path.suffix](path, column)
-    if len(values) == 0:
+    if values.size == 0:
         raise problem(("path",), f"{path} holds no lengths", "at least one")
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise problem(("path",), f"{path} holds {values.ndim}-dimensional {values.dtype} data",
@@ -32,18 +34,22 @@ def _read_npy(path: Path, column: str | None) -> np.ndarray:
     if column is not None:
         raise problem(("column",), f"got {column!r}", "no column, as an NPY file has none")
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise problem(("path",), f"can't read {path}: {error}", "an NPY file") from None
+        return np.lib.format.open_memmap(path, mode="r")  # mapped: a header may claim any size
+    except (ValueError, OSError, EOFError, OverflowError) as error:
+        raise problem(("path",), f"can't read {path}: {error}", "an NPY file of a 1-D array of integers") from None
 
 
 def _read_csv(path: Path, column: str | None) -> np.ndarray:
     import pandas as pd
 
     try:
-        table = pd.read_csv(path)
-    except (ValueError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows with more cells than the header
+            table = pd.read_csv(path, index_col=False)
+    except (ValueError, OSError, pd.errors.ParserWarning) as error:
         raise problem(("path",), f"can't read {path}: {error}", "a comma-separated file with a header") from None
+    if all(str(name).strip().isdecimal() for name in table.columns):
+        raise problem(("path",), f"{path} begins with numbers", "a comma-separated file with a header")
     return _pick_column(table, path, column)
 
 
@@ -65,4 +71,4 @@ def _pick_column(table: Any, path: Path, column: str | None) -> np.ndarray:
         raise problem(("column",), f"missing; {path} has {len(names)} columns", choices(names))
     if column is not None and column not in names:
         raise problem(("column",), f"{path} has no column {column!r}", choices(names, column))
-    return table[column if column is not None else table.columns[0]].to_numpy()
+    return table.iloc[:, 0 if column is None else names.index(column)].to_numpy()
