@@ -130,7 +130,8 @@ class Oracle:
 
     def _expect(self, name: str, exact: torch.Tensor, twin: torch.Tensor, variance: torch.Tensor | None,
                 floor: float) -> _Expected:
-        """``variance``: of the twin's results before they are rounded; None: these aren't, only their error counts."""
+        """``variance``: of the twin's results before they are rounded, overwritten; None: they aren't rounded, and the
+        twin's own error is all there is."""
         dense, of_keys = name == "dq" and self._part.broadcast_q, name in ("dk", "dv")
         layout = self._part.layout_k if of_keys else self._part.layout_q
         lengths = np.asarray([exact.shape[0]]) if dense else layout.lengths
@@ -139,7 +140,7 @@ class Oracle:
         values = exact.float()
         twin_error = twin.float() - values
         variance = (torch.zeros_like(values) if variance is None
-                    else variance + reference.rounding_variance(values, self._problem.dtype))
+                    else variance.add_(reference.rounding_variance(values, self._problem.dtype)))
         energies = variance.sum(dim=2, dtype=torch.float64)  # [rows, H]
         expected = _chunk_sums(energies.sum(dim=1), chunk_of_row, chunks)
         draws = _draws(expected, _chunk_sums(energies.square().sum(dim=1), chunk_of_row, chunks))
