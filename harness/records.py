@@ -43,7 +43,9 @@ def _finite_6_digits(value: float) -> float:
 
 
 Real = Annotated[float, AfterValidator(_finite_6_digits)]
+Count = Annotated[int, Field(ge=0)]
 TIMED_COLUMNS = ("latency_ms", "latency_ms_p20", "latency_ms_p80", "latency_ms_ci_low", "latency_ms_ci_high", "tflops")
+SPEEDUP_COLUMNS = ("speedup_vs_fa4", "speedup_vs_fa4_ci_low", "speedup_vs_fa4_ci_high")
 
 
 def _column(description: str, default: Any = ...) -> Any:
@@ -65,20 +67,20 @@ class Record(BaseModel):
     case_id: str = _column("12 hex digits: hash of the shape and its actual lengths")
     case: str = _column("name of the case in the config")
     mode: str = _column("self, cross, short_kv or broadcast_q")
-    batch: int = _column("number of sequences, B")
-    num_heads_q: int = _column("query heads")
-    num_heads_kv: int = _column("key and value heads")
-    head_dim: int = _column("head dimension, D")
+    batch: Count = _column("number of sequences, B")
+    num_heads_q: Count = _column("query heads")
+    num_heads_kv: Count = _column("key and value heads")
+    head_dim: Count = _column("head dimension, D")
     dtype: str = _column("bf16 or fp16")
     causal: bool = _column("no key after the query's position (sequences aligned at their ends)")
     window: str = _column("left:right bounds of a sliding window, * for no bound; empty without a window")
     hazard: str = _column("how inputs were spoilt on purpose; none for ordinary cases")
     distribution: str = _column("label of the length distribution")
     density: Real | None = _column("mean over maximum length: of the queries, of the keys for broadcast_q")
-    total_q: int = _column("query rows: the sum of lengths_q (B x Sq for broadcast_q)")
-    total_k: int = _column("key rows: the sum of lengths_k")
-    max_seqlen_q: int = _column("longest lengths_q")
-    max_seqlen_k: int = _column("longest lengths_k")
+    total_q: Count = _column("query rows: the sum of lengths_q (B x Sq for broadcast_q)")
+    total_k: Count = _column("key rows: the sum of lengths_k")
+    max_seqlen_q: Count = _column("longest lengths_q")
+    max_seqlen_k: Count = _column("longest lengths_k")
     backend: str = _column("name of the backend in the config")
     impl: str = _column("the variant that ran, as the backend calls it", "")
     backend_version: str = _column("version of the backend's package", "")
@@ -92,15 +94,15 @@ class Record(BaseModel):
     latency_ms_p80: Real | None = _column("80th percentile of the samples, ms", None)
     latency_ms_ci_low: Real | None = _column("lower end of the median's bootstrap 95 % interval, ms", None)
     latency_ms_ci_high: Real | None = _column("upper end of the median's bootstrap 95 % interval, ms", None)
-    n_samples: int = _column("number of samples", 0)
-    flops: int = _column("FLOPs of the visible pairs: no padding, nothing masked")
+    n_samples: Count = _column("number of samples", 0)
+    flops: Count = _column("FLOPs of the visible pairs: no padding, nothing masked")
     tflops: Real | None = _column("flops / latency_ms, TFLOP/s", None)
-    bytes: int = _column("bytes that must move: each input read once, each output written once")
+    bytes: Count = _column("bytes that must move: each input read once, each output written once")
     ceiling_tflops: Real | None = _column("matmul rate measured in the same run, TFLOP/s", None)
     ceiling_tbps: Real | None = _column("copy rate measured in the same run, read + written TB/s", None)
     floor_ms: Real | None = _column("max(flops / ceiling_tflops, bytes / ceiling_tbps), ms", None)
     floor_share: Real | None = _column("floor_ms / latency_ms: 1 is as fast as the device could be", None)
-    tile_flops: int = _column("FLOPs counting whole 128 x 128 tiles")
+    tile_flops: Count = _column("FLOPs counting whole 128 x 128 tiles")
     tile_efficiency: Real | None = _column("flops / tile_flops", None)
     padding_waste: Real | None = _column("share of the FLOPs that padding to the longest sequence would waste", None)
     speedup_vs_fa4: Real | None = _column("latency_ms of fa4 on the same row / latency_ms", None)
@@ -145,13 +147,30 @@ class Record(BaseModel):
                 raise ValueError(f"status ok needs {', '.join(missing) or 'n_samples'}")
             if not 0 < self.latency_ms_ci_low <= self.latency_ms <= self.latency_ms_ci_high:  # type: ignore[operator]
                 raise ValueError("latency_ms must be positive and within its interval")
+            if not 0 < self.latency_ms_p20 <= self.latency_ms <= self.latency_ms_p80:  # type: ignore[operator]
+                raise ValueError("latency_ms must be between its percentiles")
+            self._agrees("tflops", self.flops / self.latency_ms / 1e9)  # type: ignore[operator]
+            if self.floor_ms is not None:
+                self._agrees("floor_share", self.floor_ms / self.latency_ms)  # type: ignore[operator]
             return self
-        present += [name for name in ("floor_share", "speedup_vs_fa4") if getattr(self, name) is not None]
+        present += [name for name in ("floor_share", *SPEEDUP_COLUMNS) if getattr(self, name) is not None]
         if present or self.n_samples:
             raise ValueError(f"status {self.status.value} must not carry {', '.join(present) or 'n_samples'}")
         if not self.message:
             raise ValueError(f"status {self.status.value} needs a message")
         return self
+
+    @model_validator(mode="after")
+    def _correct_when_said_so(self) -> Record:
+        if self.status in (Status.OK, Status.UNTIMED) and self.error_share is not None and self.error_share > 1:
+            raise ValueError(f"status {self.status.value} must not have an error_share above 1, got {self.error_share}")
+        return self
+
+    def _agrees(self, name: str, expected: float) -> None:
+        """Raises `ValueError` for a value that doesn't follow from the row's others (to within their six digits)."""
+        value = getattr(self, name)
+        if value is None or not math.isclose(value, expected, rel_tol=1e-4):
+            raise ValueError(f"{name} must follow from the row's other values, {expected:.6g}, got {value}")
 
     @model_validator(mode="after")
     def _names_known(self) -> Record:
@@ -247,11 +266,14 @@ def replace_samples(path: Path, samples: Iterable[Sample]) -> None:
 def _read_rows(path: Path, columns: Sequence[str], drop_cut_line: bool) -> list[tuple[int, dict[str, str]]]:
     """``(line number, cells by column)`` of a CSV that must have exactly ``columns``. Raises `UserError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
+        if drop_cut_line:
+            content = content[: content.rfind(b"\n") + 1]  # before decoding: the cut may be within a character
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: can't be read as a records CSV: {error}") from error
-    if drop_cut_line and not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
+    if text and not text.endswith(("\n", "\r")):
+        raise UserError(f"{path}: its last line has no end, so it was cut short; a complete file is needed")
     try:
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         lines = [(reader.line_num, cells) for cells in reader]
@@ -322,9 +344,12 @@ def load_samples(path: Path | str, *, drop_cut_line: bool = False) -> list[Sampl
         try:
             clock, power, temperature = (float(cells[name]) if cells[name] else None
                                          for name in ("sm_clock_mhz", "power_w", "temperature_c"))
+            latency_ms = float(cells["latency_ms"])
+            if not 0 < latency_ms < math.inf:
+                raise ValueError(f"latency_ms must be positive and finite, got {cells['latency_ms']!r}")
             samples.append(Sample(
                 cells["run_id"], cells["case_id"], cells["backend"], cells["direction"], cells["scope"],
-                int(cells["block"]), int(cells["index"]), float(cells["latency_ms"]), clock, power, temperature,
+                int(cells["block"]), int(cells["index"]), latency_ms, clock, power, temperature,
                 cells["throttle"]))
         except ValueError as error:
             raise UserError(f"{path}: line {number}: {error}") from error

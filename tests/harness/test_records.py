@@ -14,6 +14,8 @@ from harness.errors import UserError
 from harness.flops import Ceilings, attention_bytes, attention_flops, tile_flops
 from harness.records import (
     COLUMNS,
+    SAMPLE_COLUMNS,
+    TIMED_COLUMNS,
     Record,
     Sample,
     Status,
@@ -112,10 +114,27 @@ def test_only_ok_rows_carry_times_and_others_say_why() -> None:
         record(tflops=None)
     with pytest.raises(ValidationError, match="within its interval"):
         record(latency_ms=0.5)
+    with pytest.raises(ValidationError, match="between its percentiles"):
+        record(latency_ms_p20=2.5)
     with pytest.raises(ValidationError, match="must be finite"):
         record(error_dq=float("nan"))
     with pytest.raises(ValidationError, match="direction/scope"):
         record().model_validate({**record().model_dump(), "scope": "kernels"})
+
+
+def test_a_row_that_was_tampered_with_is_no_record() -> None:
+    good = record()
+    assert good.tflops
+    for changes, message in (
+            ({"error_share": 1.5}, "status ok must not have an error_share above 1"),
+            ({"tflops": good.tflops * 1.01}, "tflops must follow from the row's other values"),
+            ({"flops": good.flops * 2}, "tflops must follow"),
+            ({"floor_share": 0.99}, "floor_share must follow"),
+            ({"flops": -1}, "greater than or equal to 0"),
+            ({"status": Status.UNTIMED, **dict.fromkeys((*TIMED_COLUMNS, "floor_share", "speedup_vs_fa4")),
+              "n_samples": 0, "message": "x", "error_share": 1.5}, "status untimed must not have an error_share")):
+        with pytest.raises(ValidationError, match=message):
+            record(**changes)
 
 
 def test_another_schema_is_one_clear_line(tmp_path: Path) -> None:
@@ -161,6 +180,35 @@ def test_a_cut_last_line_is_forgiven_only_on_request(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         load_records(path)
     assert [kept.backend for kept in load_records(path, drop_cut_line=True)] == ["jfa"]
+
+
+def test_a_file_cut_at_any_byte_never_reads_as_other_rows(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv"
+    append_records(path, [record(seed=12345, gpu="Gerät"), record("other", seed=12345, gpu="Gerät")])
+    whole = path.read_bytes()
+    for length in range(whole.index(b"\n") + 1, len(whole)):
+        path.write_bytes(whole[:length])
+        if not whole[:length].endswith(b"\n"):
+            with pytest.raises(UserError):
+                load_records(path)
+        complete = whole[:length].count(b"\n") - 1
+        assert [kept.backend for kept in load_records(path, drop_cut_line=True)] == ["jfa", "other"][:complete]
+
+
+def test_files_that_a_spreadsheet_saved_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "saved.csv"
+    append_records(path, [record()])
+    before = load_records(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_records(path) == before
+
+
+def test_samples_must_be_times(tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    for latency in ("nan", "inf", "-1", "0"):
+        path.write_text(",".join(SAMPLE_COLUMNS) + f"\nrun,id,jfa,fwd,kernel,0,0,{latency},,,,\n")
+        with pytest.raises(UserError, match=f"line 2: latency_ms must be positive and finite, got '{latency}'"):
+            load_samples(path)
 
 
 def test_samples_round_trip(tmp_path: Path) -> None:
