@@ -82,5 +82,27 @@ def mutants(kernels: Annotated[list[str] | None, typer.Argument(help="Campaign n
         write_survivors(csv, done, ARGUMENTS)
 
 
+@app.command()
+def agree(csv: Annotated[Path | None, typer.Option(help="Write every row here.")] = None) -> None:
+    """Compare the Hopper kernels on this GPU with the simulator, on ten layouts; exit code 1 if any output differs."""
+    from kernels.hopper import IMPLEMENTATION
+    from kernels.simulator import agreement
+
+    torch.set_num_threads(1)
+    reason = IMPLEMENTATION.declines(agreement.LAYOUTS["self"].problem(), "fwd",
+                                     torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if reason:
+        raise typer.BadParameter(reason)
+    rows = []
+    for name in agreement.LAYOUTS:
+        for row in agreement.measure(name):
+            rows.append(row)
+            typer.echo(f"{name} {row.direction}/{row.variant} {row.tensor}: difference {row.difference:.2g} of at most "
+                       f"{row.limit:.2g}, {row.equal:.1%} equal{'' if row.agrees else '; DISAGREES'}")
+    if csv:
+        agreement.write_rows(csv, rows, f"simulated vs measured on one {torch.cuda.get_device_name()}")
+    raise typer.Exit(0 if all(row.agrees for row in rows) else 1)
+
+
 if __name__ == "__main__":
     app()

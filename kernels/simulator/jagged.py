@@ -32,14 +32,15 @@ class Layout:
     mask: Mask = _FULL
     broadcast_q: int = 0
     poisoned: Sequence[int] = ()
+    dtype: torch.dtype = torch.bfloat16
 
-    def problem(self) -> JaggedProblem:
-        """The problem, on the CPU."""
+    def problem(self, device: str = "cpu") -> JaggedProblem:
+        """The problem, its layouts on the device."""
         rows = self.lengths_q or self.lengths_k
         if self.broadcast_q:
             rows = [self.broadcast_q] * len(self.lengths_k)
-        return JaggedProblem(JaggedLayout.from_lengths(rows), JaggedLayout.from_lengths(self.lengths_k), self.heads_q,
-                             self.heads_kv, self.head_dim, torch.bfloat16, self.head_dim**-0.5, self.mask,
+        return JaggedProblem(JaggedLayout.from_lengths(rows, device), JaggedLayout.from_lengths(self.lengths_k, device),
+                             self.heads_q, self.heads_kv, self.head_dim, self.dtype, self.head_dim**-0.5, self.mask,
                              bool(self.broadcast_q))
 
 
@@ -77,7 +78,7 @@ LAYOUTS |= {f"{name}/d64": replace(LAYOUTS[name], head_dim=64)
 
 
 def make_tensors(layout: Layout, problem: JaggedProblem, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """``q, k, v, dout``, normal in bf16, poison included."""
+    """``q, k, v, dout``, normal in the layout's dtype, poison included."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v, dout = (torch.randn(shape, generator=generator).to(problem.dtype) for shape in (
         problem.q_shape, problem.kv_shape, problem.kv_shape, problem.out_shape))
