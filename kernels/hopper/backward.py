@@ -106,7 +106,8 @@ def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan,
         len(plan.blocks), problem.softmax_scale * math.log2(math.e), problem.softmax_scale, mask.left or 0,
         mask.right or 0,
         GROUP=problem.group_size, BLOCK_M=block_m, D=dim, NUM_Q=options.q_stages, NUM_DO=options.do_stages,
-        NUM_KV=options.kv_stages, STAGES=options.dq_stages, EARLY_DV=options.early_dv, HAS_LEFT=mask.left is not None,
+        NUM_KV=options.kv_stages, STAGES=options.dq_stages, EARLY_DV=options.early_dv,
+        DS_STAGES=options.ds_stages, DK_FIRST=options.dk_first, HAS_LEFT=mask.left is not None,
         HAS_RIGHT=mask.right is not None, REGISTERS=232, num_warps=4, num_stages=1)
 
 
@@ -129,8 +130,8 @@ def _order(schedule: str | None) -> str:
 def _plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
           device: torch.device) -> _Plan:
     key = ("hopper backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
-           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, order, programs,
-           block_m, device)
+           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, options.turn, order,
+           programs, block_m, device)
 
     def build() -> _Plan:
         made = backward_schedule.build(problem, options, order, programs, block_m, BLOCK_N)

@@ -15,7 +15,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     buffer        blocks         holds
     k, v          NUM_KV x 2     [64, D]; V's slot carries dV out
     q, do         NUM_Q, NUM_DO  [BLOCK_M, D]
-    ds            BLOCK_M / 32   [64, 64], dS^T: of consumer 0 and 1, for each 64 Q rows
+    ds            DS_STAGES x BLOCK_M / 32   [64, 64], dS^T: of consumer 0 and 1, for each 64 Q rows
     staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dK going out
 
     barrier          completed by                          waited for by
@@ -27,8 +27,9 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     ready            writer: the slot's last store has     consumers, before they use the slot
                      been read, or the partial is there
     full             the consumer, having filled the slot  writer
-    named 10         both consumers: dQ has read dS        both, before they write dS
+    named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS)
     named 9          both consumers: dS is written         both, before dQ
+    named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
 
 What becomes of a step's dQ depends on its block of Q and two numbers of the tile, see
 `kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
@@ -54,12 +55,42 @@ def _stores_done(x):
 
 
 @triton.jit
+def _dq_stores_done(x):
+    """The same between two tiles, but for the last two stores, which are dK."""
+    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
+                                     tl.int32, False, 1)
+
+
+@triton.jit
 def _opaque(x):
     """``x``, as a value that the compiler can't know to be the same in every round of a loop.
 
     So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
     """
     return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
+
+
+@triton.jit
+def _turned(i, turn, steps):
+    """The ``i``-th of ``steps`` blocks of Q, from ``turn`` on and round to the first."""
+    return tl.where(i + turn < steps, i + turn, i + turn - steps)
+
+
+@triton.jit
+def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
+                STAGES: tl.constexpr, NEWER: tl.constexpr):
+    """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
+
+    ``NEWER``: stores issued since the slots' last ones.
+    """
+    for c in tl.static_range(2):
+        slot = use % STAGES * 2 + c
+        tlx.async_descriptor_store_wait(1 - c + NEWER)
+        if fetch:
+            tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
+            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot])
+        else:
+            tlx.barrier_arrive(ready[slot])
 
 
 @triton.jit
@@ -83,9 +114,9 @@ def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexp
 
 @triton.jit
 def _partial(staging, ready, ready_phase, partial):
-    """What dQ starts from: the partial that the writer has fetched, or zeros. The slot is free afterwards."""
-    tlx.barrier_wait(ready, ready_phase)
-    if partial:  # noqa: SIM108
+    """What dQ starts from: the partial that the writer has fetched, or zeros."""
+    if partial:
+        tlx.barrier_wait(ready, ready_phase)
         dq = tlx.local_load(staging)
     else:
         dq = tl.zeros([64, 64], tl.float32)
@@ -93,8 +124,9 @@ def _partial(staging, ready, ready_phase, partial):
 
 
 @triton.jit
-def _hand_over(dq, staging, final, full, last, scale, DTYPE: tl.constexpr):
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr):
     """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
+    tlx.barrier_wait(ready, ready_phase)
     if last:
         tlx.local_store(final, (dq * scale).to(DTYPE))
     else:
@@ -106,8 +138,8 @@ def _hand_over(dq, staging, final, full, last, scale, DTYPE: tl.constexpr):
 @triton.jit
 def _step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
               do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
-              record, left, right, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
-              HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
+              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
 
     ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
@@ -131,28 +163,45 @@ def _step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sm
     ds = (p * (dp - delta[None, :])).to(DTYPE)
     if not EARLY_DV:
         dv = tlx.async_dot(p16, do, dv)  # [64, 128]
-    tlx.named_barrier_wait(10, 256)
-    tlx.local_store(ds_smem[CID], ds)
+    side = even * 2 * (DS_STAGES - 1)
+    side = _opaque(side)
+    if DS_STAGES == 1:
+        tlx.named_barrier_wait(12, 256)
+    tlx.local_store(ds_smem[side + CID], ds)
     tlx.fence("async_shared")
-    tlx.named_barrier_wait(9, 256)
+    if DK_FIRST:
+        tlx.named_barrier_arrive(8 + side + CID, 256)
+        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
+        tlx.named_barrier_wait(9 + side - CID, 256)
+    else:
+        tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[0]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]), dq)
-    dk = tlx.async_dot(ds, q, dk)  # [64, 128]
-    dv = tlx.async_dot_wait(3, dv)
-    tlx.barrier_arrive(do_empty)
-    dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, full, last, scale, DTYPE)
-    dk = tlx.async_dot_wait(0, dk)
-    tlx.barrier_arrive(q_empty)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
+                       dq)
+    if DK_FIRST:
+        dv = tlx.async_dot_wait(3, dv)
+        tlx.barrier_arrive(do_empty)
+        dk = tlx.async_dot_wait(2, dk)
+        tlx.barrier_arrive(q_empty)
+        dq = tlx.async_dot_wait(0, dq)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+    else:
+        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
+        dv = tlx.async_dot_wait(3, dv)
+        tlx.barrier_arrive(do_empty)
+        dq = tlx.async_dot_wait(1, dq)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+        dk = tlx.async_dot_wait(0, dk)
+        tlx.barrier_arrive(q_empty)
     return dk, dv
 
 
 @triton.jit
 def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
              q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
-             scale, record, left, right, CID: tl.constexpr, DTYPE: tl.constexpr, HAS_LEFT: tl.constexpr,
-             HAS_RIGHT: tl.constexpr):
+             scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
+             HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
     q0 = tlx.local_slice(q, [0, 0], [64, 64])
     q1 = tlx.local_slice(q, [64, 0], [64, 64])
@@ -183,19 +232,22 @@ def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     delta1 = tlx.local_load(delta_smem[row_slot + 1])
     ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)
     dv = tlx.async_dot(p1.to(DTYPE), do1, dv)
-    tlx.named_barrier_wait(10, 256)
-    tlx.local_store(ds_smem[CID], ds0)
-    tlx.local_store(ds_smem[2 + CID], ds1)
+    side = even * 4 * (DS_STAGES - 1)
+    side = _opaque(side)
+    if DS_STAGES == 1:
+        tlx.named_barrier_wait(12, 256)
+    tlx.local_store(ds_smem[side + CID], ds0)
+    tlx.local_store(ds_smem[side + 2 + CID], ds1)
     tlx.fence("async_shared")
     tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[2 * CID]), k_smem[k_slot], dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[2 * CID + 1]), k_smem[k_slot + 1], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
     dk = tlx.async_dot(ds1, q1, dk)
     dv = tlx.async_dot_wait(3, dv)
     tlx.barrier_arrive(do_empty)
     dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, full, last, scale, DTYPE)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -205,8 +257,8 @@ def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
 def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                     num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
                     D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
-                    STAGES: tl.constexpr, EARLY_DV: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-                    REGISTERS: tl.constexpr):
+                    STAGES: tl.constexpr, EARLY_DV: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
+                    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -218,7 +270,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     v_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
     q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
     do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
-    ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32)
+    ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32 * DS_STAGES)
     staging = tlx.local_alloc((HALF, HALF), tl.float32, STAGES * 2)
     final = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 4, reuse=staging)
     dk_out = tlx.local_alloc((HALF, D), DTYPE, STAGES * 256 // D, reuse=staging)
@@ -271,20 +323,21 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         cut = i < cut0
                         if HAS_LEFT:
                             cut |= i >= cut1
+                        even = n_step % 2
                         if D == 128:
                             dk, dv = _step_128(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
                                 lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
-                                left, right, cid, DTYPE, EARLY_DV, HAS_LEFT, HAS_RIGHT)
+                                left, right, even, cid, DTYPE, EARLY_DV, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT)
                         else:
                             dk, dv = _step_64(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
                                 lse_smem, delta_smem, 2 * qb, k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
-                                left, right, cid, DTYPE, HAS_LEFT, HAS_RIGHT)
+                                left, right, even, cid, DTYPE, DS_STAGES, HAS_LEFT, HAS_RIGHT)
                         n_step += 1
                 tlx.barrier_arrive(k_empty[kb])
                 k_start, k_len = tl.load(record + 3), tl.load(record + 4)
@@ -311,7 +364,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-                steps, m_first = tl.load(record + 6), tl.load(record + 9)
+                steps, m_first, turn = tl.load(record + 6), tl.load(record + 9), tl.load(record + 18)
                 head, block = tl.load(record + 13), tl.load(record + 14)
                 kb = n_kv % NUM_KV
                 kv_phase = ((n_kv // NUM_KV) & 1) ^ 1
@@ -325,7 +378,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 for g in tl.range(0, GROUP, num_stages=1):
                     head_q = head * GROUP + g
                     for i in tl.range(0, steps, num_stages=1):
-                        m = m_first + i
+                        m = m_first + _turned(i, turn, steps)
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
                         at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * BLOCK_M)
@@ -351,30 +404,34 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             n_use = 0
             ROW: tl.constexpr = 0 if D == 128 else 64  # where consumer 1's part of dQ begins
             COLUMN: tl.constexpr = 64 if D == 128 else 0
+            AHEAD: tl.constexpr = STAGES == 2
             for t in tl.range(begin, end, num_stages=1):
                 record = tiles + t * FIELDS
                 q_start, q_len = tl.load(record), tl.load(record + 1)
-                steps, m_first = tl.load(record + 6), tl.load(record + 9)
+                steps, m_first, turn = tl.load(record + 6), tl.load(record + 9), tl.load(record + 18)
                 partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
                 head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
                 if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
-                    _stores_done(n_use)
+                    _dq_stores_done(n_use)
+                if AHEAD:
+                    row = (acc_block + m_first + turn) * BLOCK_M
+                    _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, 2)
                 for g in tl.range(0, GROUP, num_stages=1):
                     column = (head * GROUP + g) * D
                     for i in tl.range(0, steps, num_stages=1):
-                        m = m_first + i
+                        m = m_first + _turned(i, turn, steps)
                         first = i >= firsts
                         last = i < lasts
                         row = (acc_block + g * acc_group + m) * BLOCK_M
-                        for c in tl.static_range(2):
-                            slot = n_use % STAGES * 2 + c
-                            tlx.async_descriptor_store_wait(2 * STAGES - 1 - c)
-                            if i < partials:
-                                tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
-                                tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
-                                                          ready[slot])
-                            else:
-                                tlx.barrier_arrive(ready[slot])
+                        if AHEAD:  # the next step's, of the next query head after this one's last, or dK's
+                            over = i + 1 >= steps
+                            g2 = tl.where(over, g + 1, g)
+                            i2 = tl.where(over, 0, i + 1)
+                            row2 = (acc_block + g2 * acc_group + m_first + _turned(i2, turn, steps)) * BLOCK_M
+                            fetch = (i2 < partials) & (g2 < GROUP)
+                            _make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES, 0)
+                        else:
+                            _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES, 0)
                         for c in tl.static_range(2):
                             slot = n_use % STAGES * 2 + c
                             tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
@@ -387,10 +444,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
                                                            store_reduce="add")
                         n_use += 1
-                for c in tl.static_range(2):
-                    slot = n_use % STAGES * 2 + c
-                    tlx.async_descriptor_store_wait(2 * STAGES - 1 - c)
-                    tlx.barrier_arrive(ready[slot])
+                if not AHEAD:
+                    _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, 0)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
                 for c in tl.static_range(2):
                     slot = n_use % STAGES * 2 + c

@@ -9,7 +9,7 @@ from kernels.problem import JaggedProblem
 
 ORDERS = ("none", "sorted", "zigzag")
 _ALLOWED: dict[str, tuple[int, ...]] = {
-    "q_stages": (1, 2, 3), "do_stages": (1, 2, 3), "kv_stages": (1, 2), "dq_stages": (1, 2),
+    "q_stages": (1, 2, 3), "do_stages": (1, 2, 3), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
     "owned_blocks": tuple(range(0, 65)),
 }
 
@@ -23,6 +23,9 @@ class HopperBackwardOptions:
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
         dq_stages: blocks of fp32 dQ on their way to memory.
         early_dv: issue dV += P^T dO before dS rather than after it.
+        ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
+        dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS.
+        turn: tiles of one shared sequence begin at different blocks of Q, lest all add to the same dQ at once.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
@@ -34,6 +37,9 @@ class HopperBackwardOptions:
     kv_stages: int = 1
     dq_stages: int = 1
     early_dv: bool = False
+    ds_stages: int = 1
+    dk_first: bool = False
+    turn: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False
@@ -60,7 +66,8 @@ class HopperBackwardOptions:
     @property
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s1-own4``."""
-        parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}", "early" * self.early_dv,
+        parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
+                 "early" * self.early_dv, "dk" * self.dk_first, "turn" * self.turn,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 
