@@ -18,7 +18,7 @@ from harness.records import Status
 from harness.rows import BackendFacts, Block, Row
 from harness.telemetry import Telemetry
 from harness.timing import BlockPlan
-from harness.worker_client import WorkerClient, WorkerError, WorkerLost
+from harness.worker_client import WorkerClient, WorkerError, WorkerLost, one_line
 
 MEMORY_SHARE = 0.85  # of the device's memory that workers may hold together; the rest is for CUDA contexts
 
@@ -72,7 +72,7 @@ class Member:
             if event["event"] == "stage":
                 stage = (event["direction"], event["scope"])
             else:
-                by_key[event["direction"], event["scope"]].update(event)
+                by_key[event["direction"], event["scope"]].update({**event, "message": one_line(event["message"])})
 
         while pending := [row for row in rows if row.status is None]:
             stage = ("", "")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from harness.records import Status
 
 WORKER = ["-m", "harness.worker"]
 START_TIMEOUT_S = 300.0  # for importing torch and a backend's packages on a busy machine
+POLL_S = 1.0  # how soon the end of a process is noticed that its pipe doesn't tell
 EXIT_BROKEN_DEVICE = 70
 MESSAGE_LENGTH = 400
 
@@ -83,7 +85,8 @@ class WorkerClient:
             self._log_start = log.tell()
             return subprocess.Popen(
                 [sys.executable, *WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env=environment, text=True, encoding="utf-8", start_new_session=True)  # Ctrl-C is for the parent
+                env=environment, text=True, encoding="utf-8", errors="replace",
+                start_new_session=True)  # Ctrl-C is for the parent
 
     def call(self, command: str, on_event: OnEvent | None = None, timeout_s: float | None = None,
              **arguments: Any) -> dict[str, Any]:
@@ -103,13 +106,17 @@ class WorkerClient:
             pass  # it died; the answer says so
         while True:
             try:
-                line = self._answers.get(timeout=limit)
+                line = self._next_line(process, limit)
             except queue.Empty:
                 self.kill()
                 raise WorkerLost(Status.HANG, f"no answer for {limit:g} s ({doing}); killed") from None
             if line is None:
                 raise WorkerLost(Status.CRASH, self._ending(process, doing))
-            answer = json.loads(line)
+            answer = _parse(line)
+            if answer is None:
+                self.kill()
+                text = f"its worker process wrote among its answers ({doing}): {one_line(line)}"
+                raise WorkerLost(Status.CRASH, text)
             if "reply" in answer:
                 return answer["reply"]
             if "error" in answer:
@@ -118,6 +125,20 @@ class WorkerClient:
                 doing = " ".join(filter(None, (answer["doing"], answer["direction"], answer["scope"])))
             if on_event:
                 on_event(answer)
+
+    def _next_line(self, process: subprocess.Popen[str], limit_s: float) -> str | None:
+        """The next line of the process; None once it ended. Raises `queue.Empty` after ``limit_s``."""
+        end = time.monotonic() + limit_s
+        ended = False
+        while True:
+            try:
+                return self._answers.get(timeout=max(0.0, min(POLL_S, end - time.monotonic())))
+            except queue.Empty:
+                if ended:
+                    return None  # a child that outlives it holds the pipe open, which so has no end
+                ended = process.poll() is not None  # what it wrote last may still be on its way
+                if not ended and time.monotonic() >= end:
+                    raise
 
     def kill(self) -> None:
         """End the process and its children at once; nothing to do if there is none."""
@@ -139,7 +160,11 @@ class WorkerClient:
 
     def _ending(self, process: subprocess.Popen[str], doing: str) -> str:
         """How the process ended, at what, with the last telling line that it printed."""
-        code = process.wait()
+        try:
+            code = process.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return f"its worker process closed the pipe of its answers ({doing}); killed"
         self.kill()
         if code < 0:
             text = f"was killed by {signal.Signals(-code).name}"
@@ -161,12 +186,21 @@ def last_log_line(path: Path, start: int = 0) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text fit for a record: one line, not too long, without this machine's folders."""
-    for folder in (str(ROOT), str(Path.home())):
+    """Text fit for a record: one line, not too long, without control characters and this machine's folders."""
+    for folder in (str(ROOT), os.path.expanduser("~")):  # unlike Path.home, no error for a user without a home
         if len(folder) > 1:
             text = text.replace(folder, "~")
-    text = " ".join(text.split())
+    text = "".join(character if character.isprintable() else "?" for character in " ".join(text.split()))
     return text if len(text) <= MESSAGE_LENGTH else text[: MESSAGE_LENGTH - 3] + "..."
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """A worker's answer; None if the line is none."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) and answer.keys() & {"event", "reply", "error"} else None
 
 
 def _pump(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
@@ -174,7 +208,8 @@ def _pump(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> N
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            answers.put(line)
+            if line.endswith("\n"):  # else it died while it wrote
+                answers.put(line)
     except ValueError:
         pass  # closed while reading
     finally:

@@ -42,6 +42,19 @@ STUB = """
             os._exit(3)
         elif command == "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
+        elif command == "cut":
+            sys.stdout.write('{"event": "row", "dire')
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif command == "leave":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+            os._exit(4)
+        elif command == "close":
+            os.close(1)
+            time.sleep(1000)
+        elif command == "chatter":
+            print(request["text"], flush=True)
+            time.sleep(1000)
         elif command == "broken":
             os._exit(70)
 """
@@ -52,6 +65,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     script = tmp_path / "stub.py"
     script.write_text(textwrap.dedent(STUB))
     monkeypatch.setattr(worker_client, "WORKER", [str(script)])
+    monkeypatch.setattr(worker_client, "POLL_S", 0.2)
     client = WorkerClient("fake", {}, "cpu", {"STUB": "set"}, tmp_path / "stub.log", timeout_s=0.5)
     yield client
     client.close()
@@ -97,6 +111,9 @@ def test_a_hang_is_killed_with_its_children_and_says_where(client: WorkerClient)
 @pytest.mark.parametrize(("command", "message"), [
     ("exit", "exited with code 3 (exit); its last words: RuntimeError: the last words"),
     ("segfault", "was killed by SIGSEGV (segfault)"),
+    ("cut", "was killed by SIGKILL (cut)"),
+    ("leave", "exited with code 4 (leave)"),
+    ("close", "closed the pipe of its answers (close); killed"),
     ("broken", "left a broken CUDA context (broken)")])
 def test_a_death_says_how_and_with_which_last_words(client: WorkerClient, command: str, message: str) -> None:
     client.start()
@@ -123,6 +140,26 @@ def test_a_failed_command_leaves_the_worker_alive(client: WorkerClient) -> None:
     assert not isinstance(caught.value, WorkerLost)
     assert (caught.value.status, caught.value.message) == (Status.OOM, "out of memory really")
     assert client.call("slow") == {"done": True}
+
+
+@pytest.mark.parametrize("text", ["hello", "[1]", "3", '{"else": 1}', "{"])
+def test_what_is_no_answer_is_a_crash(client: WorkerClient, text: str) -> None:
+    client.start()
+    with pytest.raises(WorkerLost) as caught:
+        client.call("chatter", text=text)
+    assert caught.value.status is Status.CRASH
+    assert caught.value.message == f"its worker process wrote among its answers (chatter): {text}"
+    assert not client.running
+
+
+def test_messages_can_be_written_and_shown() -> None:
+    assert one_line("größe \ud800 \x1b[31m\0") == "größe ? ?[31m?"
+
+
+def test_messages_need_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    assert one_line("a message") == "a message"
 
 
 def test_messages_are_short_and_without_this_machines_folders() -> None:
