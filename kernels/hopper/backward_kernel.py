@@ -41,6 +41,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.hopper.backward_step import opaque, step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
 
 FIELDS = tl.constexpr(24)  # int32 fields of a tile record
@@ -59,15 +60,6 @@ def _dq_stores_done(x):
     """The same between two tiles, but for the last two stores, which are dK."""
     return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
                                      tl.int32, False, 1)
-
-
-@triton.jit
-def _opaque(x):
-    """``x``, as a value that the compiler can't know to be the same in every round of a loop.
-
-    So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
-    """
-    return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
 
 
 @triton.jit
@@ -91,166 +83,6 @@ def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, CO
             tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot])
         else:
             tlx.barrier_arrive(ready[slot])
-
-
-@triton.jit
-def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
-            HAS_RIGHT: tl.constexpr):
-    """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
-
-    ``row`` is the first of 64 Q rows, counted from the walk's first.
-    """
-    k_len = tl.load(record + 4)
-    kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
-    visible = kv_row[:, None] < k_len
-    if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
-        at = tl.load(record + 9) * BLOCK_M + row + k_len - tl.load(record + 1) + tl.arange(0, 64)
-        if HAS_RIGHT:
-            visible &= kv_row[:, None] <= (at + right)[None, :]
-        if HAS_LEFT:
-            visible &= kv_row[:, None] >= (at - left)[None, :]
-    return tl.where(visible, p, 0.0)
-
-
-@triton.jit
-def _partial(staging, ready, ready_phase, partial):
-    """What dQ starts from: the partial that the writer has fetched, or zeros."""
-    if partial:
-        tlx.barrier_wait(ready, ready_phase)
-        dq = tlx.local_load(staging)
-    else:
-        dq = tl.zeros([64, 64], tl.float32)
-    return dq
-
-
-@triton.jit
-def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr):
-    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
-    tlx.barrier_wait(ready, ready_phase)
-    if last:
-        tlx.local_store(final, (dq * scale).to(DTYPE))
-    else:
-        tlx.local_store(staging, dq)
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(full)
-
-
-@triton.jit
-def _step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
-              do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
-              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
-              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
-
-    ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
-    """
-    tlx.barrier_wait(q_full, q_phase)
-    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
-    tlx.barrier_wait(do_full, do_phase)
-    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, 64]
-    lse = tlx.local_load(lse_smem)
-    s = tlx.async_dot_wait(1, s)
-    p = tl.math.exp2(s * scale_log2 - lse[None, :])
-    if cut:
-        p = _masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
-    p16 = p.to(DTYPE)
-    if EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
-        dp = tlx.async_dot_wait(1, dp)
-    else:
-        dp = tlx.async_dot_wait(0, dp)
-    delta = tlx.local_load(delta_smem)
-    ds = (p * (dp - delta[None, :])).to(DTYPE)
-    if not EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
-    side = even * 2 * (DS_STAGES - 1)
-    side = _opaque(side)
-    if DS_STAGES == 1:
-        tlx.named_barrier_wait(12, 256)
-    tlx.local_store(ds_smem[side + CID], ds)
-    tlx.fence("async_shared")
-    if DK_FIRST:
-        tlx.named_barrier_arrive(8 + side + CID, 256)
-        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
-        tlx.named_barrier_wait(9 + side - CID, 256)
-    else:
-        tlx.named_barrier_wait(9, 256)
-    dq = _partial(staging, ready, ready_phase, partial)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
-                       dq)
-    if DK_FIRST:
-        dv = tlx.async_dot_wait(3, dv)
-        tlx.barrier_arrive(do_empty)
-        dk = tlx.async_dot_wait(2, dk)
-        tlx.barrier_arrive(q_empty)
-        dq = tlx.async_dot_wait(0, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
-    else:
-        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
-        dv = tlx.async_dot_wait(3, dv)
-        tlx.barrier_arrive(do_empty)
-        dq = tlx.async_dot_wait(1, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
-        dk = tlx.async_dot_wait(0, dk)
-        tlx.barrier_arrive(q_empty)
-    return dk, dv
-
-
-@triton.jit
-def _step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
-             q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
-             scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
-             HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
-    """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
-    q0 = tlx.local_slice(q, [0, 0], [64, 64])
-    q1 = tlx.local_slice(q, [64, 0], [64, 64])
-    do0 = tlx.local_slice(do, [0, 0], [64, 64])
-    do1 = tlx.local_slice(do, [64, 0], [64, 64])
-    tlx.barrier_wait(q_full, q_phase)
-    s0 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q0))  # [64, 64], as all of them
-    tlx.barrier_wait(do_full, do_phase)
-    dp0 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do0))
-    s1 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q1))
-    lse0 = tlx.local_load(lse_smem[row_slot])
-    s0 = tlx.async_dot_wait(2, s0)
-    p0 = tl.math.exp2(s0 * scale_log2 - lse0[None, :])
-    if cut:
-        p0 = _masked(p0, i * 128, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
-    dp0 = tlx.async_dot_wait(1, dp0)
-    delta0 = tlx.local_load(delta_smem[row_slot])
-    ds0 = (p0 * (dp0 - delta0[None, :])).to(DTYPE)
-    dp1 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do1))
-    dv = tlx.async_dot(p0.to(DTYPE), do0, dv)
-    dk = tlx.async_dot(ds0, q0, dk)
-    lse1 = tlx.local_load(lse_smem[row_slot + 1])
-    s1 = tlx.async_dot_wait(3, s1)
-    p1 = tl.math.exp2(s1 * scale_log2 - lse1[None, :])
-    if cut:
-        p1 = _masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
-    dp1 = tlx.async_dot_wait(2, dp1)
-    delta1 = tlx.local_load(delta_smem[row_slot + 1])
-    ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)
-    dv = tlx.async_dot(p1.to(DTYPE), do1, dv)
-    side = even * 4 * (DS_STAGES - 1)
-    side = _opaque(side)
-    if DS_STAGES == 1:
-        tlx.named_barrier_wait(12, 256)
-    tlx.local_store(ds_smem[side + CID], ds0)
-    tlx.local_store(ds_smem[side + 2 + CID], ds1)
-    tlx.fence("async_shared")
-    tlx.named_barrier_wait(9, 256)
-    dq = _partial(staging, ready, ready_phase, partial)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
-    dk = tlx.async_dot(ds1, q1, dk)
-    dv = tlx.async_dot_wait(3, dv)
-    tlx.barrier_arrive(do_empty)
-    dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
-    dk = tlx.async_dot_wait(0, dk)
-    tlx.barrier_arrive(q_empty)
-    return dk, dv
 
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
@@ -319,20 +151,20 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         use = n_step + n_kv
                         slot = use % STAGES * 2 + cid
                         k_slot = kb * 2
-                        k_slot = _opaque(k_slot)
+                        k_slot = opaque(k_slot)
                         cut = i < cut0
                         if HAS_LEFT:
                             cut |= i >= cut1
                         even = n_step % 2
                         if D == 128:
-                            dk, dv = _step_128(
+                            dk, dv = step_128(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
                                 lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
                                 left, right, even, cid, DTYPE, EARLY_DV, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT)
                         else:
-                            dk, dv = _step_64(
+                            dk, dv = step_64(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
                                 lse_smem, delta_smem, 2 * qb, k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],

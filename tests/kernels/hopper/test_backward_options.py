@@ -40,7 +40,7 @@ def test_no_values_leave_the_choice_to_the_rule():
 
 def test_switches_show_in_the_record():
     options = make_options({"deterministic": True, "kv_stages": 2, "do_stages": 1})
-    assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k2s1-own4-det/sorted"
+    assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k2s1d1-own4-det/sorted"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):

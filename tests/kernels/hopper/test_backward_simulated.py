@@ -12,6 +12,7 @@ from kernels.reference import attention_reference, attention_reference_backward,
 from kernels.simulator import Simulator
 
 SELF = [0, 300, 64, 129, 1]
+FULL = Options(dq_stages=2, ds_stages=2, dk_first=True)
 CROSS = ([65, 128, 1, 0, 200], [64, 0, 130, 70, 257])
 
 
@@ -55,6 +56,14 @@ CASES = {
     "cross, shared": (lambda: problem(*CROSS), Options(owned_blocks=0)),
     "K and V twice": (lambda: problem(*CROSS), Options(kv_stages=2, do_stages=1)),
     "dQ twice": (lambda: problem(*CROSS), Options(dq_stages=2)),
+    "dQ twice, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options(dq_stages=2)),
+    "dS twice": (lambda: problem(*CROSS), Options(ds_stages=2)),
+    "dK first": (lambda: problem(*CROSS), Options(dk_first=True)),
+    "dQ and dS twice, dK first": (lambda: problem(*CROSS), FULL),
+    "the same, causal": (lambda: problem(*CROSS, mask=Mask.make(True)), FULL),
+    "turned": (lambda: problem(*CROSS), Options(owned_blocks=0, turn=True, dq_stages=2)),
+    "turned, dS twice": (lambda: problem(SELF, SELF), Options(direct_dq=False, turn=True, ds_stages=2, dk_first=True)),
+    "D = 64, dS twice": (lambda: problem(SELF, SELF, dim=64), Options(kv_stages=2, ds_stages=2)),
     "early dV": (lambda: problem(*CROSS), Options(early_dv=True)),
     "three Q": (lambda: problem(*CROSS), Options(q_stages=3, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),

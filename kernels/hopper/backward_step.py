@@ -1,0 +1,174 @@
+"""One step of the Hopper backward, for a consumer: a block of Q against a block of K and V; see `backward_kernel`."""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+
+@triton.jit
+def opaque(x):
+    """``x``, as a value that the compiler can't know to be the same in every round of a loop.
+
+    So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
+    """
+    return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
+
+
+@triton.jit
+def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
+            HAS_RIGHT: tl.constexpr):
+    """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
+
+    ``row`` is the first of 64 Q rows, counted from the walk's first.
+    """
+    k_len = tl.load(record + 4)
+    kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
+    visible = kv_row[:, None] < k_len
+    if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
+        at = tl.load(record + 9) * BLOCK_M + row + k_len - tl.load(record + 1) + tl.arange(0, 64)
+        if HAS_RIGHT:
+            visible &= kv_row[:, None] <= (at + right)[None, :]
+        if HAS_LEFT:
+            visible &= kv_row[:, None] >= (at - left)[None, :]
+    return tl.where(visible, p, 0.0)
+
+
+@triton.jit
+def _partial(staging, ready, ready_phase, partial):
+    """What dQ starts from: the partial that the writer has fetched, or zeros."""
+    if partial:
+        tlx.barrier_wait(ready, ready_phase)
+        dq = tlx.local_load(staging)
+    else:
+        dq = tl.zeros([64, 64], tl.float32)
+    return dq
+
+
+@triton.jit
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr):
+    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
+    tlx.barrier_wait(ready, ready_phase)
+    if last:
+        tlx.local_store(final, (dq * scale).to(DTYPE))
+    else:
+        tlx.local_store(staging, dq)
+    tlx.fence("async_shared")
+    tlx.barrier_arrive(full)
+
+
+@triton.jit
+def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
+              do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
+              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
+              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
+
+    ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
+    """
+    tlx.barrier_wait(q_full, q_phase)
+    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
+    tlx.barrier_wait(do_full, do_phase)
+    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, 64]
+    lse = tlx.local_load(lse_smem)
+    s = tlx.async_dot_wait(1, s)
+    p = tl.math.exp2(s * scale_log2 - lse[None, :])
+    if cut:
+        p = _masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
+    p16 = p.to(DTYPE)
+    if EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
+        dp = tlx.async_dot_wait(1, dp)
+    else:
+        dp = tlx.async_dot_wait(0, dp)
+    delta = tlx.local_load(delta_smem)
+    ds = (p * (dp - delta[None, :])).to(DTYPE)
+    if not EARLY_DV:
+        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
+    side = even * 2 * (DS_STAGES - 1)
+    side = opaque(side)
+    if DS_STAGES == 1:
+        tlx.named_barrier_wait(12, 256)
+    tlx.local_store(ds_smem[side + CID], ds)
+    tlx.fence("async_shared")
+    if DK_FIRST:
+        tlx.named_barrier_arrive(8 + side + CID, 256)
+        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
+        tlx.named_barrier_wait(9 + side - CID, 256)
+    else:
+        tlx.named_barrier_wait(9, 256)
+    dq = _partial(staging, ready, ready_phase, partial)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
+                       dq)
+    if DK_FIRST:
+        dv = tlx.async_dot_wait(3, dv)
+        tlx.barrier_arrive(do_empty)
+        dk = tlx.async_dot_wait(2, dk)
+        tlx.barrier_arrive(q_empty)
+        dq = tlx.async_dot_wait(0, dq)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+    else:
+        dk = tlx.async_dot(ds, q, dk)  # [64, 128]
+        dv = tlx.async_dot_wait(3, dv)
+        tlx.barrier_arrive(do_empty)
+        dq = tlx.async_dot_wait(1, dq)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+        dk = tlx.async_dot_wait(0, dk)
+        tlx.barrier_arrive(q_empty)
+    return dk, dv
+
+
+@triton.jit
+def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
+             q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
+             scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
+             HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
+    q0 = tlx.local_slice(q, [0, 0], [64, 64])
+    q1 = tlx.local_slice(q, [64, 0], [64, 64])
+    do0 = tlx.local_slice(do, [0, 0], [64, 64])
+    do1 = tlx.local_slice(do, [64, 0], [64, 64])
+    tlx.barrier_wait(q_full, q_phase)
+    s0 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q0))  # [64, 64], as all of them
+    tlx.barrier_wait(do_full, do_phase)
+    dp0 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do0))
+    s1 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q1))
+    lse0 = tlx.local_load(lse_smem[row_slot])
+    s0 = tlx.async_dot_wait(2, s0)
+    p0 = tl.math.exp2(s0 * scale_log2 - lse0[None, :])
+    if cut:
+        p0 = _masked(p0, i * 128, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+    dp0 = tlx.async_dot_wait(1, dp0)
+    delta0 = tlx.local_load(delta_smem[row_slot])
+    ds0 = (p0 * (dp0 - delta0[None, :])).to(DTYPE)
+    dp1 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do1))
+    dv = tlx.async_dot(p0.to(DTYPE), do0, dv)
+    dk = tlx.async_dot(ds0, q0, dk)
+    lse1 = tlx.local_load(lse_smem[row_slot + 1])
+    s1 = tlx.async_dot_wait(3, s1)
+    p1 = tl.math.exp2(s1 * scale_log2 - lse1[None, :])
+    if cut:
+        p1 = _masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+    dp1 = tlx.async_dot_wait(2, dp1)
+    delta1 = tlx.local_load(delta_smem[row_slot + 1])
+    ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)
+    dv = tlx.async_dot(p1.to(DTYPE), do1, dv)
+    side = even * 4 * (DS_STAGES - 1)
+    side = opaque(side)
+    if DS_STAGES == 1:
+        tlx.named_barrier_wait(12, 256)
+    tlx.local_store(ds_smem[side + CID], ds0)
+    tlx.local_store(ds_smem[side + 2 + CID], ds1)
+    tlx.fence("async_shared")
+    tlx.named_barrier_wait(9, 256)
+    dq = _partial(staging, ready, ready_phase, partial)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
+    dk = tlx.async_dot(ds1, q1, dk)
+    dv = tlx.async_dot_wait(3, dv)
+    tlx.barrier_arrive(do_empty)
+    dq = tlx.async_dot_wait(1, dq)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+    dk = tlx.async_dot_wait(0, dk)
+    tlx.barrier_arrive(q_empty)
+    return dk, dv
