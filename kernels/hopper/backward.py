@@ -105,10 +105,16 @@ def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan,
         packed_descriptor(dv, 64, dim), TensorDescriptor.from_tensor(acc, [64, 64]), rows, plan.tiles, plan.bounds,
         len(plan.blocks), problem.softmax_scale * math.log2(math.e), problem.softmax_scale, mask.left or 0,
         mask.right or 0,
-        GROUP=problem.group_size, BLOCK_M=block_m, D=dim, NUM_Q=options.q_stages, NUM_DO=options.do_stages,
-        NUM_KV=options.kv_stages, STAGES=options.dq_stages, EARLY_DV=options.early_dv,
-        DS_STAGES=options.ds_stages, DK_FIRST=options.dk_first, HAS_LEFT=mask.left is not None,
-        HAS_RIGHT=mask.right is not None, REGISTERS=232, num_warps=4, num_stages=1)
+        **kernel_constants(problem, options), num_warps=4, num_stages=1)
+
+
+def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> dict[str, int | bool]:
+    """The main kernel's compile-time constants."""
+    return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
+            "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
+            "STAGES": options.dq_stages, "EARLY_DV": options.early_dv, "DS_STAGES": options.ds_stages,
+            "DK_FIRST": options.dk_first, "HAS_LEFT": problem.mask.left is not None,
+            "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

@@ -1,0 +1,94 @@
+"""Run apart from pytest, without TRITON_INTERPRET: compiles the Hopper backward for sm_90a, without a GPU.
+
+Prints one JSON line a variant: name, shared (bytes), stack (bytes a thread, 0 if nothing spills), set_registers
+(setmaxnreg requests).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import driver
+
+from kernels.hopper.backward import kernel_constants
+from kernels.hopper.backward_kernel import jagged_backward
+from kernels.hopper.backward_options import HopperBackwardOptions as Options
+from kernels.jagged_layout import JaggedLayout
+from kernels.mask import Mask
+from kernels.problem import JaggedProblem
+
+BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
+TARGET = GPUTarget("cuda", 90, 32)
+SHORT_GAP = Options(kv_stages=2, do_stages=1)
+FULL = Options(dq_stages=2, ds_stages=2, dk_first=True)
+VARIANTS = {
+    "default": (Options(), {}), "short gap": (SHORT_GAP, {}), "dQ twice": (Options(dq_stages=2), {}),
+    "dQ and dS twice": (FULL, {}), "the same, causal": (FULL, {"mask": Mask.make(True)}),
+    "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
+    "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
+    "one block of shared Q": (Options(kv_stages=2, do_stages=1, early_dv=True), {}),
+    "D = 64": (Options(kv_stages=2), {"head_dim": 64}),
+}
+
+
+class OfflineDriver:
+    """Answers what compiling asks of a driver."""
+
+    def get_current_target(self):
+        return TARGET
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def get_current_device(self):
+        return 0
+
+    def map_python_to_cpp_type(self, type_name):
+        return type_name
+
+
+def compile_backward(options, changes):
+    layout = JaggedLayout.from_lengths([1])
+    values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
+    case = JaggedProblem(layout, layout, **(values | changes))
+    constants = kernel_constants(case, options)
+    dim, names = case.head_dim, jagged_backward.arg_names
+    types = dict.fromkeys(names, "i32")
+    types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
+                 scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
+    element = "bf16" if case.dtype == torch.bfloat16 else "fp16"
+    rows = {"q": constants["BLOCK_M"], "do": constants["BLOCK_M"], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
+    for name, count in rows.items():
+        types[f"desc_{name}"] = f"tensordesc<{element}[1,1,{count},{64 if name == 'dq' else dim}]>"
+    fixed = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("rows", "tiles", "bounds")}
+    return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=TARGET,
+                          options={"num_warps": 4, "num_stages": 1})
+
+
+def stack_bytes(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([BIN / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True)
+    return max(int(size) for size in re.findall(r"STACK:(\d+)", usage.stdout))
+
+
+def main():
+    driver.set_active(OfflineDriver())
+    for name, (options, changes) in VARIANTS.items():
+        kernel = compile_backward(options, changes)
+        print(json.dumps({"name": name, "shared": kernel.metadata.shared, "stack": stack_bytes(kernel.asm["cubin"]),
+                          "set_registers": kernel.asm["ptx"].count("setmaxnreg.inc")}))
+
+
+if __name__ == "__main__":
+    main()
