@@ -30,8 +30,8 @@ from kernels.portable.arguments import (
     unit_stride,
     wants_search,
 )
-from kernels.portable.options import BackwardOptions, TileOptions
-from kernels.portable.tuning import TunedKernel, launch
+from kernels.portable.options import BackwardOptions
+from kernels.portable.tuning import TunedKernel, compile_together, launch
 from kernels.primitives import load_rows, peel, store_rows, tile_of_program, visible, visible_range
 from kernels.problem import JaggedProblem
 
@@ -244,43 +244,34 @@ def _dq_chunks(problem: JaggedProblem, device: torch.device) -> int:
     """Parts into which broadcast-Q's batch is cut, so that about eight CTAs come to each SM."""
     sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
     tiles = problem.num_heads_q * triton.cdiv(problem.layout_q.max_seqlen, 64)
-    return max(1, min(problem.batch, 8 * sms // tiles))
+    return max(1, min(problem.batch, 8 * sms // max(tiles, 1)))
 
 
-def _launch_delta(problem: JaggedProblem, out: torch.Tensor, dout: torch.Tensor, delta: torch.Tensor) -> None:
-    programs = triton.cdiv(problem.layout_q.total, DELTA_ROWS) * problem.num_heads_q
-    launch(delta_kernel, lambda meta: grid_1d(programs), problem, {
-        "out": out, "dout": dout, "delta": delta, "heads_q": problem.num_heads_q, "total_q": problem.layout_q.total,
-        "HEAD_DIM": problem.head_dim, "BLOCK_D": triton.next_power_of_2(problem.head_dim), "BLOCK_M": DELTA_ROWS,
-        **strides("o", out), **strides("do", dout)})
+def _delta_arguments(problem: JaggedProblem, out: torch.Tensor, dout: torch.Tensor,
+                     delta: torch.Tensor) -> dict[str, Any]:
+    return {"out": out, "dout": dout, "delta": delta, "heads_q": problem.num_heads_q, "total_q": problem.layout_q.total,
+            "HEAD_DIM": problem.head_dim, "BLOCK_D": triton.next_power_of_2(problem.head_dim), "BLOCK_M": DELTA_ROWS,
+            **strides("o", out), **strides("do", dout)}
 
 
-def _launch_dkdv(problem: JaggedProblem, shared: dict[str, Any], dk: torch.Tensor, dv: torch.Tensor,
-                 tile: TileOptions | None) -> None:
-    layout = problem.layout_k
-    search = wants_search(layout)
-    DKDV.launch(problem, lambda meta: grid_1d(num_tiles(layout, meta["BLOCK_N"], search) * problem.num_heads_kv),
-                shared | {"dk": dk, "dv": dv, "max_seqlen": layout.max_seqlen, "SEARCH": search, **strides("dk", dk)},
-                tile)
+def _dkdv_arguments(problem: JaggedProblem, dk: torch.Tensor, dv: torch.Tensor) -> dict[str, Any]:
+    return {"dk": dk, "dv": dv, "max_seqlen": problem.layout_k.max_seqlen, "SEARCH": wants_search(problem.layout_k),
+            **strides("dk", dk)}
 
 
-def _launch_dq(problem: JaggedProblem, shared: dict[str, Any], dq: torch.Tensor, tile: TileOptions | None) -> None:
-    layout = problem.layout_q
-    search = wants_search(layout)
-    DQ.launch(problem, lambda meta: grid_1d(num_tiles(layout, meta["BLOCK_M"], search) * problem.num_heads_q),
-              shared | {"dq": dq, "max_seqlen": layout.max_seqlen, "SEARCH": search, "chunks": 1, **strides("dq", dq)},
-              tile)
+def _dq_arguments(problem: JaggedProblem, dq: torch.Tensor) -> dict[str, Any]:
+    """``dq`` as the kernel writes it: with broadcast-Q the partial sums ``[chunks, Sq, Hq, D]``."""
+    search = not problem.broadcast_q and wants_search(problem.layout_q)
+    return {"dq": dq, "max_seqlen": problem.layout_q.max_seqlen, "SEARCH": search,
+            "chunks": len(dq) if problem.broadcast_q else 1,
+            **strides("dq", dq[0] if problem.broadcast_q else dq)}
 
 
-def _launch_broadcast_dq(problem: JaggedProblem, shared: dict[str, Any], dq: torch.Tensor,
-                         tile: TileOptions | None) -> None:
-    rows = problem.layout_q.max_seqlen
-    chunks = _dq_chunks(problem, dq.device)
-    partial = torch.empty((chunks, *dq.shape), dtype=torch.float32, device=dq.device)
-    DQ.launch(problem, lambda meta: grid_1d(chunks * triton.cdiv(rows, meta["BLOCK_M"]) * problem.num_heads_q),
-              shared | {"dq": partial, "max_seqlen": rows, "SEARCH": False, "chunks": chunks,
-                        **strides("dq", partial[0])}, tile)
-    dq.copy_(partial.sum(0))
+def _dq_tiles(problem: JaggedProblem, arguments: dict[str, Any], block: int) -> int:
+    """Tiles per head of the dq kernel's grid."""
+    if problem.broadcast_q:
+        return arguments["chunks"] * triton.cdiv(problem.layout_q.max_seqlen, block)
+    return num_tiles(problem.layout_q, block, arguments["SEARCH"])
 
 
 def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
@@ -299,12 +290,26 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
         "q": q, "k": k, "v": v, "dout": dout, "lse": lse, "delta": delta, "softmax_scale": float(problem.softmax_scale),
         **strides("q", q), **strides("k", k), **strides("v", v), **strides("do", dout)}
 
+    partial = dq  # what the dq kernel writes
+    if problem.broadcast_q:
+        partial = torch.empty((_dq_chunks(problem, device), *dq.shape), dtype=torch.float32, device=device)
+    for_delta = _delta_arguments(problem, out, dout, delta)
+    for_dkdv = shared | _dkdv_arguments(problem, dk, dv)
+    for_dq = shared | _dq_arguments(problem, partial)
+    dkdv_tile, dq_tile = options.dkdv or DKDV.best(problem), options.dq or DQ.best(problem)
+    if dk.numel() and dq.numel() and not (dkdv_tile and dq_tile):  # else each kernel compiles only its own
+        compile_together(problem, [(delta_kernel, for_delta), *DKDV.untuned(problem, for_dkdv, dkdv_tile),
+                                   *DQ.untuned(problem, for_dq, dq_tile)])
+
     if dout.numel():
-        _launch_delta(problem, out, dout, delta)
+        delta_programs = triton.cdiv(problem.layout_q.total, DELTA_ROWS) * problem.num_heads_q
+        launch(delta_kernel, lambda meta: grid_1d(delta_programs), problem, for_delta)
     if dk.numel():
-        _launch_dkdv(problem, shared, dk, dv, options.dkdv)
-    if dq.numel() and problem.broadcast_q:
-        _launch_broadcast_dq(problem, shared, dq, options.dq)
-    elif dq.numel():
-        _launch_dq(problem, shared, dq, options.dq)
+        DKDV.launch(problem, lambda meta: grid_1d(problem.num_heads_kv * num_tiles(
+            problem.layout_k, meta["BLOCK_N"], for_dkdv["SEARCH"])), for_dkdv, dkdv_tile)
+    if dq.numel():
+        DQ.launch(problem, lambda meta: grid_1d(problem.num_heads_q * _dq_tiles(problem, for_dq, meta["BLOCK_M"])),
+                  for_dq, dq_tile)
+    if problem.broadcast_q:
+        dq.copy_(partial.sum(0))
     return dq, dk, dv

@@ -1,6 +1,8 @@
 """Run apart from pytest, without TRITON_INTERPRET: compiles the portable kernels for GPUs that are not here.
 
-Prints one JSON line for each: kernel, arch, tile, registers, stack (bytes a thread; what spills goes there).
+A forward and a backward run up to their launches, with one candidate tile a kernel, on CPU tensors. Prints one JSON
+line for each compiled kernel: kernel, arch, registers, stack (bytes a thread; what spills goes there), tensor_memory
+(columns, None where there is none). Exits with an error if a launch would compile what was not compiled together.
 """
 
 from __future__ import annotations
@@ -10,18 +12,22 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from triton.runtime import driver
+from triton.runtime.autotuner import Autotuner
 
-from kernels.portable.backward import delta_kernel, dkdv_kernel, dq_kernel
-from kernels.portable.forward import forward_kernel
-from kernels.portable.options import TileOptions
+from kernels.jagged_layout import JaggedLayout
+from kernels.mask import Mask
+from kernels.portable import IMPLEMENTATION, backward, forward, tuning
 from kernels.portable.tiles import select
+from kernels.problem import JaggedProblem
 
-KERNELS = {"forward": forward_kernel, "dkdv": dkdv_kernel, "dq": dq_kernel}
+FULL = Mask()
+KERNELS = (forward.forward_kernel, backward.delta_kernel, backward.dkdv_kernel, backward.dq_kernel)
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -40,54 +46,70 @@ class OfflineDriver:
     def get_current_device(self):
         return 0
 
+    def get_current_stream(self, device):
+        return 0
+
     def map_python_to_cpp_type(self, type_name):
         return type_name
 
 
-def compile_kernel(kernel, arch, constants, fp32, options):
-    """Registers and stack of a kernel with 16-byte aligned bf16 tensors, but ``fp32`` those named so."""
-    target = GPUTarget("cuda", arch, 32)
-    driver.set_active(OfflineDriver(target))
-    types, values, hints = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        aligned = True
-        if name in constants:
-            types[name], values[(index,)], aligned = "constexpr", constants[name], False
-        elif name in ("lse", "delta", *fp32):
-            types[name] = "*fp32"
-        elif name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
-            types[name] = "*bf16"
-        elif name.startswith("cu_seqlens"):
-            types[name] = "*i32"
-        elif "scale" in name:
-            types[name], aligned = "fp32", False
-        else:
-            types[name], aligned = "i32", name.startswith("stride")
-        if aligned:
-            hints[(index,)] = [["tt.divisibility", 16]]
-    compiled = triton.compile(ASTSource(kernel, types, values, hints), target=target, options=options)
+def compiled_kernels():
+    """What Triton has compiled so far, by kernel and specialisation."""
+    return {(kernel.__name__, key): found for kernel in KERNELS for key, found in kernel.device_caches[0][0].items()}
+
+
+def compile_instead(kernel, grid, problem, arguments):
+    """In place of a launch: compile what it needs; nothing, if all was compiled together."""
+    before = len(compiled_kernels())
+    if isinstance(kernel, Autotuner):
+        (kernel.best_config,) = kernel.configs
+        kernel.fn.warmup(grid=None, **arguments, **kernel.best_config.all_kwargs())
+    else:
+        kernel.warmup(grid=None, **arguments)
+    assert len(compiled_kernels()) == before, "a launch compiles what was not compiled together"
+
+
+def compile_for(arch, problem):
+    """Compiles the four kernels with the arguments that a call on this problem would pass them."""
+    driver.set_active(OfflineDriver(GPUTarget("cuda", arch, 32)))
+    for kernel in KERNELS:
+        kernel.device_caches.clear()
+    for kernel in (forward.FORWARD, backward.DKDV, backward.DQ):
+        kernel._best.clear()
+    q, k, out = (torch.empty(shape, dtype=problem.dtype)
+                 for shape in (problem.q_shape, problem.kv_shape, problem.out_shape))
+    with (mock.patch.object(tuning, "launch", compile_instead), mock.patch.object(backward, "launch", compile_instead),
+          mock.patch.object(tuning, "candidates", lambda name, problem: select(name, arch // 10, problem.head_dim,
+                                                                               256, 256)[1:2])):
+        _, lse = IMPLEMENTATION.forward(problem, q, k, k)
+        IMPLEMENTATION.backward(problem, q, k, k, out, lse, out)
+
+
+def usage(kernel):
+    """Registers and stack bytes a thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
+        cubin.write(kernel.asm["cubin"])
         cubin.flush()
-        usage = subprocess.run([CUOBJDUMP, "-res-usage", cubin.name], capture_output=True, text=True, check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
-    return int(registers), int(stack)
+        printed = subprocess.run([CUOBJDUMP, "-res-usage", cubin.name], capture_output=True, text=True,
+                                 check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", printed).groups()
+    return {"registers": int(registers), "stack": int(stack)}
+
+
+def make_problem(lengths_q, lengths_k, head_dim, mask=FULL, broadcast_q=False):
+    layouts = JaggedLayout.from_lengths(lengths_q), JaggedLayout.from_lengths(lengths_k)
+    return JaggedProblem(*layouts, 4, 2, head_dim, torch.bfloat16, 0.1, mask, broadcast_q)
 
 
 def main():
-    for arch, head_dim, flags in ((80, 64, {"SEARCH": True}), (90, 128, {"HAS_LEFT": True, "HAS_RIGHT": True}),
-                                  (100, 96, {"BROADCAST_Q": True})):
-        for name, kernel in KERNELS.items():
-            tile: TileOptions = select(name, arch // 10, head_dim, 256, 256)[1]
-            constants = {"HAS_LEFT": False, "HAS_RIGHT": False, "GROUP": 2, "HEAD_DIM": head_dim,
-                         "BLOCK_D": triton.next_power_of_2(head_dim), "BROADCAST_Q": False, "SEARCH": False,
-                         "BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, **flags}
-            registers, stack = compile_kernel(kernel, arch, constants, ("dq",) if constants["BROADCAST_Q"] else (),
-                                              {"num_warps": tile.num_warps, "num_stages": tile.num_stages})
-            print(json.dumps({"kernel": name, "arch": arch, "tile": str(tile), "registers": registers, "stack": stack}))
-    registers, stack = compile_kernel(delta_kernel, 80, {"HEAD_DIM": 96, "BLOCK_D": 128, "BLOCK_M": 64}, (),
-                                      {"num_warps": 4})
-    print(json.dumps({"kernel": "delta", "arch": 80, "tile": "", "registers": registers, "stack": stack}))
+    long_tail = [300] + [1] * 40
+    for arch, problem in ((80, make_problem(long_tail, long_tail, 64)),
+                          (90, make_problem([300, 5], [300, 200], 128, Mask(100, 0))),
+                          (100, make_problem([32] * 3, [300, 5, 20], 96, broadcast_q=True))):
+        compile_for(arch, problem)
+        for (name, _), kernel in compiled_kernels().items():
+            print(json.dumps({"kernel": name, "arch": arch, **usage(kernel),
+                              "tensor_memory": getattr(kernel.metadata, "tmem_size", None)}))
 
 
 if __name__ == "__main__":

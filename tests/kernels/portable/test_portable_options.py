@@ -4,7 +4,7 @@ import pytest
 
 from kernels.portable import IMPLEMENTATION
 from kernels.portable.options import BackwardOptions, TileOptions
-from kernels.portable.tiles import _CANDIDATES, select
+from kernels.portable.tiles import _CANDIDATES, length_class, select
 
 
 def test_options_from_plain_values():
@@ -34,7 +34,7 @@ def test_bad_options_name_the_key_and_what_is_allowed(direction, values, words):
 @pytest.mark.parametrize("key", _CANDIDATES, ids=str)
 def test_candidates_are_few_distinct_and_allowed(key):
     tiles = [TileOptions(*tile) for tile in _CANDIDATES[key]]
-    assert 2 <= len(tiles) <= 6
+    assert 3 <= len(tiles) <= 4
     assert len(set(tiles)) == len(tiles)
 
 
@@ -47,4 +47,10 @@ def test_candidates_fit_the_lengths():
                 short = select(kernel, major, head_dim, 1, 1)
                 assert short
                 assert all(tile.BLOCK_M <= 64 and tile.BLOCK_N <= 64 for tile in short)
-    assert {tile.BLOCK_M for tile in select("forward", 9, 128, 32, 4096)} == {64}
+                assert set(short) <= set(select(kernel, major, head_dim, 129, 129))
+    assert {tile.BLOCK_M for tile in select("forward", 9, 128, 128, 4096)} == {64}
+
+
+def test_lengths_fall_into_three_classes():
+    lengths = [0, 1, 128, 129, 1024, 1025, 2**31 - 1]
+    assert [length_class(length) for length in lengths] == ["short"] * 3 + ["medium"] * 2 + ["long"] * 2
