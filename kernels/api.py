@@ -9,12 +9,10 @@ import torch
 
 from kernels import dispatch
 from kernels.autograd import Plan, jagged_attention
-from kernels.implementation import Direction
+from kernels.implementation import DIRECTIONS, Direction
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
-
-DIRECTIONS: tuple[Direction, Direction] = ("fwd", "bwd")
 
 
 def jagged_flash_attention(
@@ -50,6 +48,8 @@ def jagged_flash_attention(
             bound. ``causal`` replaces ``right`` by 0.
         return_lse: Also return the log-sum-exp of each query's scores.
         schedule: Order of the work tiles, a name of `kernels.tile_schedule`; None leaves it to the implementation.
+            With ``impl="auto"`` so does one that falls back to kernels without that order; a named implementation
+            must know it, in the backward too if a gradient can be asked for.
         impl: ``auto``, a name in `kernels.dispatch.IMPLEMENTATIONS`, or a pair of those, ``(forward, backward)``.
         options: ``{"fwd": ..., "bwd": ...}``, either or both: the switches of the implementation that ``impl`` names
             for that direction, as a mapping or as what its ``make_options`` returned.

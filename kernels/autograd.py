@@ -12,7 +12,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from kernels import dispatch
-from kernels.implementation import Direction, Implementation
+from kernels.implementation import Direction
 from kernels.problem import JaggedProblem
 
 ALIGNMENT_BYTES = 16  # what vector loads and TMA need of a tensor's first element
@@ -41,10 +41,18 @@ def jagged_attention(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v
 
     Strided, expanded (stride-0) or misaligned inputs and gradients are copied first. Raises `NotImplementedError`
     if no implementation, or not the one that the plan names, can run it: for the backward, when it is asked for.
-    Under `torch.compile` it runs as it is, between two graphs.
+    Raises `ValueError` at once for a schedule that a plan's implementation doesn't know, the backward's only if a
+    gradient can be asked for. Under `torch.compile` it runs as it is, between two graphs.
     """
     if torch.compiler.is_compiling():  # decorating instead would import all of the compiler along with this module
-        return torch.compiler.disable(_JaggedAttention.apply)(q, k, v, problem, forward, backward)
+        return torch.compiler.disable(_attend)(q, k, v, problem, forward, backward)
+    return _attend(q, k, v, problem, forward, backward)
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: JaggedProblem, forward: Plan,
+            backward: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        dispatch.check_schedule(backward.impl, "bwd", backward.schedule)
     return _JaggedAttention.apply(q, k, v, problem, forward, backward)
 
 
@@ -53,9 +61,10 @@ class _JaggedAttention(torch.autograd.Function):
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: JaggedProblem, forward: Plan,
                 backward: Plan) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = packed(q), packed(k), packed(v)
-        implementation = _choose(problem, "fwd", q.device, forward)
+        choice = _choose(problem, "fwd", q.device, forward)
         with _current(q.device):
-            out, lse = implementation.forward(problem, q, k, v, schedule=forward.schedule, options=forward.options)
+            out, lse = choice.implementation.forward(problem, q, k, v, schedule=choice.schedule,
+                                                     options=forward.options)
         ctx.problem, ctx.plan = problem, backward
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -68,19 +77,19 @@ class _JaggedAttention(torch.autograd.Function):
         if dout is None:
             return (None,) * 6
         q, k, v, out, lse = ctx.saved_tensors
-        implementation = _choose(ctx.problem, "bwd", q.device, ctx.plan)
+        choice = _choose(ctx.problem, "bwd", q.device, ctx.plan)
         with _current(q.device):
-            grads = implementation.backward(ctx.problem, q, k, v, out, lse, packed(dout), schedule=ctx.plan.schedule,
-                                            options=ctx.plan.options)
+            grads = choice.implementation.backward(ctx.problem, q, k, v, out, lse, packed(dout),
+                                                   schedule=choice.schedule, options=ctx.plan.options)
         wanted = (grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False))
         return (*wanted, None, None, None)
 
 
-def _choose(problem: JaggedProblem, direction: Direction, device: torch.device, plan: Plan) -> Implementation:
-    choice = dispatch.choose(problem, direction, device, plan.impl)
+def _choose(problem: JaggedProblem, direction: Direction, device: torch.device, plan: Plan) -> dispatch.Choice:
+    choice = dispatch.choose(problem, direction, device, plan.impl, plan.schedule)
     if choice.reason:
         _log_once(f"{direction}: {choice.implementation.name}, because {choice.reason}")
-    return choice.implementation
+    return choice
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,19 +10,22 @@ import torch
 from kernels.problem import JaggedProblem
 
 Direction = Literal["fwd", "bwd"]
+DIRECTIONS: tuple[Direction, Direction] = ("fwd", "bwd")
 
 
 class Implementation(Protocol):
     """One family of kernels (``portable``, ``hopper``, ``blackwell``).
 
-    ``schedule`` is an ordering name of `kernels.tile_schedule` (or None: the implementation's choice); ``options``
-    is the implementation's own frozen options dataclass, or None for its selection rule.
+    ``schedule`` is one of ``schedules[direction]``, the orders of tiles that the implementation knows there, or None:
+    its own choice (`kernels.dispatch` sees to it); ``options`` is the implementation's own frozen options dataclass, or
+    None for its selection rule.
 
     Tensors arrive contiguous and 16-byte aligned, on the current CUDA device where they are on one (`kernels.autograd`
     sees to both; callers that go past it use `kernels.autograd.packed`). Results are contiguous too.
     """
 
     name: str
+    schedules: Mapping[Direction, tuple[str, ...]]
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why this implementation can't run the problem on the device, in one line; None if it can."""

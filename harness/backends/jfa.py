@@ -52,7 +52,19 @@ class PortableOptions(Options):
                 continue
             except ValueError as error:
                 raise ValueError(f"{direction}: {error}") from None
+        self._check_schedule()
         return self
+
+    def _check_schedule(self) -> None:
+        """Raises `ValueError` for a schedule that is known in no direction; in one alone, the other is unsupported."""
+        errors = []
+        for direction in DIRECTIONS:
+            try:
+                dispatch.check_schedule(self.implementation, direction, self.schedule)
+            except ValueError as error:
+                errors.append(error)
+        if len(errors) == len(DIRECTIONS):
+            raise errors[0]
 
 
 class JaggedOptions(PortableOptions):
@@ -87,8 +99,8 @@ class JaggedOperation(AutogradOperation):
         for direction in DIRECTIONS:
             try:
                 self._choices[direction] = dispatch.choose(self.problem, direction, inputs.q.device,
-                                                           options.implementation)
-            except NotImplementedError as error:
+                                                           options.implementation, options.schedule)
+            except (NotImplementedError, ValueError) as error:
                 self._refusals[direction] = str(error)
         self._packed = packed(inputs.q), packed(inputs.k), packed(inputs.v)
         self._dout = packed(inputs.dout)
@@ -101,7 +113,7 @@ class JaggedOperation(AutogradOperation):
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Why implementations that ``auto`` prefers were passed over."""
+        """Why implementations that ``auto`` prefers were passed over, or the schedule left out."""
         return {direction: self._choices[direction].reason if direction in self._choices else ""
                 for direction in DIRECTIONS}
 
@@ -110,7 +122,7 @@ class JaggedOperation(AutogradOperation):
         choice, plan = self._chosen("fwd")
         self._kernel = Results()
         self._kernel.out, self._kernel.lse = choice.implementation.forward(
-            self.problem, *self._packed, schedule=plan.schedule, options=plan.options)
+            self.problem, *self._packed, schedule=choice.schedule, options=plan.options)
 
     def backward_kernel(self) -> None:
         """The backward kernels."""
@@ -118,7 +130,7 @@ class JaggedOperation(AutogradOperation):
         out, lse = self._kernel.saved()
         self._kernel.grads = None
         self._kernel.grads = choice.implementation.backward(
-            self.problem, *self._packed, out, lse, self._dout, schedule=plan.schedule, options=plan.options)
+            self.problem, *self._packed, out, lse, self._dout, schedule=choice.schedule, options=plan.options)
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`jagged_flash_attention`, as a user calls it."""
@@ -149,7 +161,7 @@ class JaggedOperation(AutogradOperation):
         if direction not in self._choices:
             return ""
         choice, plan = self._chosen(direction)
-        return choice.implementation.describe(self.problem, direction, plan.schedule, plan.options)
+        return choice.implementation.describe(self.problem, direction, choice.schedule, plan.options)
 
 
 class PortableBackend(Backend):
@@ -177,8 +189,8 @@ class PortableBackend(Backend):
         """Why the implementations do, each with its name."""
         try:
             dispatch.choose(make_problem(case, "cpu"), "fwd" if direction == "fwd" else "bwd", device,
-                            self.options.implementation)
-        except NotImplementedError as error:
+                            self.options.implementation, self.options.schedule)
+        except (NotImplementedError, ValueError) as error:
             return str(error)
         return None
 

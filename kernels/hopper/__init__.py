@@ -9,7 +9,7 @@ from types import ModuleType
 
 import torch
 
-from kernels.hopper.backward_options import HopperBackwardOptions
+from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions
 from kernels.hopper.options import (
     HEAD_DIMS,
     SCHEDULES,
@@ -29,6 +29,7 @@ class HopperImplementation:
     """See `kernels.implementation.Implementation`."""
 
     name = "hopper"
+    schedules: Mapping[Direction, tuple[str, ...]] = {"fwd": SCHEDULES, "bwd": ORDERS}
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why it can't run; checks the device, TLX, and what the kernels don't cover."""

@@ -29,6 +29,7 @@ class PortableImplementation:
     """
 
     name = "portable"
+    schedules: Mapping[Direction, tuple[str, ...]] = {"fwd": ("none",), "bwd": ("none",)}
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why the problem can't run on the device; None if it can."""

@@ -13,10 +13,15 @@ from kernels.reference import attention_reference, attention_reference_backward
 
 
 class FakeImplementation:
-    """Declines what ``refuses`` says by direction; keeps in ``calls`` the tensors and arguments of each call."""
+    """Declines what ``refuses`` says by direction; keeps in ``calls`` the tensors and arguments of each call.
 
-    def __init__(self, name: str, refuses: dict[str, str] | None = None):
+    Of schedules it knows ``sorted`` and ``zigzag``, but for those that ``schedules`` gives by direction.
+    """
+
+    def __init__(self, name: str, refuses: dict[str, str] | None = None,
+                 schedules: dict[str, tuple[str, ...]] | None = None):
         self.name = name
+        self.schedules = {"fwd": ("sorted", "zigzag"), "bwd": ("sorted", "zigzag"), **(schedules or {})}
         self.refuses = refuses or {}
         self.calls: list[tuple[str, tuple[torch.Tensor, ...], str | None, object]] = []
 

@@ -120,6 +120,8 @@ def test_a_wrong_argument_is_named(what):
 BAD_CALLS = {
     "unknown impl": ({"impl": "fast"}, ValueError, r"impl: expected 'auto' or one of \['best', 'second'\], got 'fast'"),
     "three impls": ({"impl": ("best",) * 3}, TypeError, r"impl: expected a name or a pair"),
+    "unknown schedule": ({"schedule": "fast"}, ValueError, "schedule: expected None or one of sorted, zigzag, got 'f"),
+    "a named one's schedule": ({"impl": "second", "schedule": "none"}, ValueError, "schedule: .*second's fwd.*'none'"),
     "schedule": ({"schedule": 3}, TypeError, "schedule: expected a name or None, got int"),
     "options' keys": ({"impl": "best", "options": {"forward": {}}}, ValueError, r"options: .*\['fwd', 'bwd'\]"),
     "options for auto": ({"options": {"bwd": {"stages": 2}}}, ValueError, "'bwd' switches belong to an implementation"),

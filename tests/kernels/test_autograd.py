@@ -26,7 +26,7 @@ def fake(monkeypatch):
 def make(broadcast_q=False, mask=FULL, dtype=torch.float64):
     layout_k = JaggedLayout.from_lengths([3, 0, 4])
     layout_q = JaggedLayout.from_lengths([2] * 3 if broadcast_q else [2, 3, 5])
-    problem = JaggedProblem(layout_q, layout_k, 4, 2, 8, dtype, 0.4, mask, broadcast_q)
+    problem = JaggedProblem(layout_q, layout_k, 4, 2, 4, dtype, 0.4, mask, broadcast_q)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator, dtype=dtype, requires_grad=True)
                for shape in (problem.q_shape, problem.kv_shape, problem.kv_shape))
@@ -123,6 +123,37 @@ def test_directions_mix_and_keep_their_plans(monkeypatch, caplog):
     assert [(direction, schedule, options) for direction, _, schedule, options in second.calls] == [
         ("bwd", "zigzag", "B")] * 2
     assert caplog.messages == ["bwd: second, because best: no backward yet"]  # said once
+
+
+def test_auto_runs_with_a_schedule_that_the_fallback_does_not_know(monkeypatch, caplog):
+    best = FakeImplementation("best", {"bwd": "no backward yet"})
+    second = FakeImplementation("second", schedules={"bwd": ("none",)})
+    install(monkeypatch, best, second)
+    autograd._log_once.cache_clear()
+    problem, q, k, v = make()
+    with caplog.at_level(logging.INFO, "kernels.autograd"):
+        out, _ = jagged_attention(problem, q, k, v, Plan(schedule="zigzag"), Plan(schedule="zigzag"))
+        out.sum().backward()
+    assert best.calls[0][2] == "zigzag"
+    assert second.calls[0][2] is None
+    assert caplog.messages == [
+        "bwd: second, because best: no backward yet; second has no schedule 'zigzag' and takes its own"]
+
+
+def test_a_named_backward_s_unknown_schedule_is_told_by_the_forward(monkeypatch):
+    best = FakeImplementation("best", schedules={"bwd": ("none",)})
+    install(monkeypatch, best)
+    problem, q, k, v = make()
+    plan = Plan("best", "zigzag")
+    with pytest.raises(ValueError, match=r"schedule: .*best's bwd.*'zigzag'"):
+        jagged_attention(problem, q, k, v, plan, plan)
+    with pytest.raises(ValueError, match=r"schedule: .*best's fwd.*'none'"):
+        jagged_attention(problem, q, k, v, Plan("best", "none"), Plan("best"))
+    assert best.calls == []
+    with torch.no_grad():
+        jagged_attention(problem, q, k, v, plan, plan)
+    jagged_attention(problem, q.detach(), k.detach(), v.detach(), plan, plan)
+    assert [call[2] for call in best.calls] == ["zigzag"] * 2
 
 
 def test_a_missing_backward_is_told_when_asked_for(monkeypatch):

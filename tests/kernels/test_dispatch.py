@@ -58,6 +58,41 @@ def test_a_named_one_is_not_replaced(monkeypatch, problem):
         dispatch.choose(problem, "fwd", CPU, "best")
 
 
+def test_auto_leaves_out_a_schedule_that_the_chosen_one_does_not_know(monkeypatch, problem):
+    install(monkeypatch, FakeImplementation("best", {"bwd": "no backward yet"}),
+            FakeImplementation("second", schedules={"bwd": ("none",)}))
+    assert dispatch.choose(problem, "fwd", CPU, schedule="zigzag").schedule == "zigzag"
+    choice = dispatch.choose(problem, "bwd", CPU, schedule="zigzag")
+    assert choice.implementation.name == "second"
+    assert choice.schedule is None
+    assert choice.reason == "best: no backward yet; second has no schedule 'zigzag' and takes its own"
+    assert dispatch.choose(problem, "bwd", CPU, schedule="none").schedule == "none"
+
+
+def test_a_named_one_must_know_the_schedule(monkeypatch, problem):
+    install(monkeypatch, FakeImplementation("best"), FakeImplementation("second", schedules={"bwd": ("none",)}))
+    assert dispatch.choose(problem, "fwd", CPU, "second", "zigzag").schedule == "zigzag"
+    with pytest.raises(ValueError, match=r"^schedule: expected None or one of none \(those of second's bwd\), got 'z"):
+        dispatch.choose(problem, "bwd", CPU, "second", "zigzag")
+
+
+@pytest.mark.parametrize("schedule", ["zigzga", ""])
+def test_a_schedule_that_nobody_knows(monkeypatch, problem, schedule):
+    install(monkeypatch, FakeImplementation("best"), FakeImplementation("second", schedules={"bwd": ("none",)}))
+    dispatch.IMPLEMENTATIONS["absent"] = "no_such_module"
+    with pytest.raises(ValueError, match=f"^schedule: expected None or one of sorted, zigzag, none, got '{schedule}'$"):
+        dispatch.choose(problem, "fwd", CPU, schedule=schedule)
+
+
+@pytest.mark.parametrize("name", dispatch.IMPLEMENTATIONS)
+def test_shipped_implementations_declare_their_schedules(name):
+    for direction in ("fwd", "bwd"):
+        assert "none" in dispatch.schedules(name, direction)
+        for schedule in (None, *dispatch.schedules(name, direction)):
+            dispatch.check_schedule(name, direction, schedule)
+            dispatch.check_schedule("auto", direction, schedule)
+
+
 def test_an_unknown_name(monkeypatch, problem):
     install(monkeypatch, FakeImplementation("best"), FakeImplementation("second"))
     with pytest.raises(ValueError, match=r"impl: expected 'auto' or one of \['best', 'second'\], got 'bset'"):

@@ -8,6 +8,7 @@ from small_cases import CASES, CAUSAL, assert_close, make_case
 
 from harness.backends import jfa, registry
 from harness.backends.base import Unsupported
+from harness.errors import UserError
 from harness.inputs import make_inputs
 from kernels.jagged_layout import JaggedLayout
 
@@ -47,6 +48,30 @@ def test_auto_says_why_it_falls_back():
     operation = registry.create("jfa").prepare(make_inputs(case, "cpu"))
     assert operation.impl["fwd"].startswith("portable")
     assert operation.remarks["fwd"].startswith("hopper: ")
+
+
+def test_a_schedule_under_auto_is_left_out_where_it_is_unknown():
+    inputs = make_inputs(CASES["self"], "cpu")
+    operation = registry.create("jfa", {"schedule": "zigzag"}).prepare(inputs)
+    operation.forward_kernel()
+    operation.backward_kernel()
+    assert_close(operation.outputs("kernel"), inputs)
+    for remark in operation.remarks.values():
+        assert remark.startswith("hopper: ")
+        assert remark.endswith("; portable has no schedule 'zigzag' and takes its own")
+
+
+@pytest.mark.parametrize("options", [{"schedule": "zigzga"}, {"impl": "portable", "schedule": "zigzag"}])
+def test_a_schedule_that_nobody_knows_is_an_error_of_the_options(options):
+    with pytest.raises(UserError, match=f"schedule: expected .*none.* got '{options['schedule']}'"):
+        registry.create("jfa", options)
+
+
+def test_a_schedule_of_one_direction_leaves_the_other_unsupported():
+    backend = registry.create("jfa", {"impl": "hopper", "schedule": "dynamic"})
+    reason = backend.declines(CASES["self"], "bwd", torch.device("cpu"))
+    assert reason == "schedule: expected None or one of none, sorted, zigzag (those of hopper's bwd), got 'dynamic'"
+    assert "sm_90" in backend.declines(CASES["self"], "fwd", torch.device("cpu"))
 
 
 def test_a_named_implementation_declines_with_its_reason(device):
