@@ -98,6 +98,10 @@ class BarListener(Listener):
         self._describe(None, "interrupted" if result.interrupted else "done")
         self._progress.stop()
 
+    def aborted(self) -> None:
+        """Stops the bar, which else leaves the terminal without its cursor."""
+        self._progress.stop()
+
     def _describe(self, case: Case | None, text: str) -> None:
         self._progress.update(self._task, description=escape(f"{case.name}: {text}" if case else text))
 

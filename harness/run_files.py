@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,7 @@ class Earlier:
     samples: tuple[Sample, ...] = ()
     ceilings: Ceilings | None = None
     gpu: str | None = None
+    case_ids: frozenset[str] = frozenset()  # all that the run can have
 
     @property
     def groups(self) -> set[tuple[str, str]]:
@@ -83,15 +86,33 @@ class Earlier:
                 if (sample.case_id, sample.backend, sample.direction, sample.scope) == key]
 
 
+@contextmanager
+def kept_from_others(files: RunFiles) -> Iterator[None]:
+    """Makes the directory, and keeps other processes from running there under this name, even if this one is killed.
+
+    Raises `UserError` if another one does, or the directory can't be made.
+    """
+    try:
+        files.log_dir.mkdir(parents=True, exist_ok=True)
+        lock = (files.log_dir / f"{files.name}.lock").open("a", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{files.out_dir}: can't be made or written: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{files.out_dir}: another process runs {files.name} there; wait for its end, or choose "
+                            "another --out") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
 def open_new(files: RunFiles) -> None:
-    """Make the directory. Raises `UserError` if it holds a run of this name already, or can't be made."""
+    """Raises `UserError` if the directory holds a run of this name already."""
     for path in (files.csv_path, files.samples_path, files.json_path):
         if path.exists():
             raise UserError(f"{path}: holds a run already; go on with it by --resume, or choose another --out")
-    try:
-        files.log_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{files.out_dir}: can't be made: {error.strerror}") from error
 
 
 def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
@@ -102,8 +123,9 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
     """
     try:
         facts = json.loads(files.json_path.read_text(encoding="utf-8"))
-        run_id, config_hash, ceilings = facts["run_id"], facts["config_hash"], facts["ceilings"]
-        gpu = facts["device"]["gpu"]
+        run_id, config_hash, gpu = facts["run_id"], facts["config_hash"], facts["device"]["gpu"]
+        ceilings = Ceilings(**facts["ceilings"]) if facts["ceilings"] else None
+        case_ids = frozenset(case["case_id"] for case in facts["cases"])
     except FileNotFoundError:
         raise UserError(f"{files.json_path}: no such file, so there is no run to resume in {files.out_dir}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -119,7 +141,7 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
     kept_samples = tuple(sample for sample in samples if counts[sample.case_id, sample.backend] == whole)
     replace_records(files.csv_path, kept)
     replace_samples(files.samples_path, kept_samples)
-    return Earlier(run_id, kept, kept_samples, Ceilings(**ceilings) if ceilings else None, gpu)
+    return Earlier(run_id, kept, kept_samples, ceilings, gpu, case_ids)
 
 
 def write_facts(files: RunFiles, run_id: str, config: BenchConfig, device: DeviceEnvironment, checkout: Checkout,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +19,7 @@ from harness.flops import Ceilings
 from harness.measurement import check_case, time_case
 from harness.records import Record, Status
 from harness.rows import RIVAL, Row, RunFacts, make_record, make_samples
-from harness.run_files import Earlier, RunFiles, open_earlier, open_new, write_facts
+from harness.run_files import Earlier, RunFiles, kept_from_others, open_earlier, open_new, write_facts
 from harness.worker_client import WorkerError
 
 RUNS = Path("results/runs")
@@ -82,20 +83,41 @@ class Listener:
     def finished(self, result: RunResult) -> None:
         """The run ended or was interrupted."""
 
+    def aborted(self) -> None:
+        """The run ended by an error, in place of `finished`."""
+
 
 def run(config: BenchConfig, options: RunOptions, listener: Listener | None = None) -> RunResult:
     """Run a config and write ``<name>.csv``, ``<name>.samples.csv`` and ``<name>.run.json``.
 
     Every (case, backend) is checked against the oracle before it is timed; whatever fails becomes a row with a
     status. Ctrl-C ends the run early, keeps the cases that are complete and sets `RunResult.interrupted`.
-    Raises `UserError` for what the user can mend: unknown case, backend or device, a directory of another config.
+    Raises `UserError` for what the user can mend: unknown case, backend or device, a directory of another config or
+    one that can't be written.
     """
     listener = listener or Listener()
     device = choose_device(options.device)
     all_cases = expand(config) if options.cases is None else list(options.cases)
     cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)
-    files, earlier = _open_files(config, options)
-    run_id = earlier.run_id or files.out_dir.name
+    try:
+        with _opened(config, options) as (files, earlier):
+            return _run(config, device, all_cases, cases, backends, files, earlier, listener)
+    except OSError as error:
+        listener.aborted()
+        raise UserError(f"{error.filename or 'the run'}: {error.strerror or error}; what is complete was kept, and "
+                        "--resume goes on with it") from error
+    except BaseException:
+        listener.aborted()
+        raise
+
+
+def _run(config: BenchConfig, device: str, all_cases: Sequence[Case], cases: Sequence[Case],
+         backends: Sequence[BackendConfig], files: RunFiles, earlier: Earlier, listener: Listener) -> RunResult:
+    run_id = earlier.run_id
+    for case in cases:
+        if earlier.case_ids and case.case_id not in earlier.case_ids:
+            raise UserError(f"{files.json_path}: cases: the run has no {case.name!r} of these lengths, id "
+                            f"{case.case_id}; resume with the same --from, or start anew in another --out")
     todo = [(case, left) for case in cases
             if (left := [backend for backend in backends if (case.case_id, backend.name) not in earlier.groups])]
     records = list(earlier.records)
@@ -138,15 +160,21 @@ def _run_case(fleet: Fleet, case: Case, members: Sequence[Member], config: Bench
     return records
 
 
-def _open_files(config: BenchConfig, options: RunOptions) -> tuple[RunFiles, Earlier]:
+@contextmanager
+def _opened(config: BenchConfig, options: RunOptions) -> Iterator[tuple[RunFiles, Earlier]]:
+    """The run's files, kept from other processes, and what they hold already."""
     if options.resume and options.out_dir is None:
         raise UserError("--resume: needs --out, the directory of the run to go on with")
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-    files = RunFiles(options.out_dir or RUNS / f"{config.name}-{stamp}", config.name)
-    if options.resume:
-        return files, open_earlier(files, config)
-    open_new(files)
-    return files, Earlier(f"{config.name}-{stamp}")
+    run_id = f"{config.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    files = RunFiles(options.out_dir or RUNS / run_id, config.name)
+    if options.resume and not files.out_dir.is_dir():
+        raise UserError(f"{files.out_dir}: no such directory, so there is no run to resume")
+    with kept_from_others(files):
+        if options.resume:
+            yield files, open_earlier(files, config)
+        else:
+            open_new(files)
+            yield files, Earlier(run_id)
 
 
 def _start(fleet: Fleet, config: BenchConfig, files: RunFiles, run_id: str, cases: Sequence[Case], earlier: Earlier,

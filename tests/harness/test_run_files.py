@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.flops import Ceilings
 from harness.records import Status, load_records, load_samples
 from harness.rows import BackendFacts, Block, Row, RunFacts, make_record, make_samples
-from harness.run_files import RunFiles, open_earlier, open_new, write_facts
+from harness.run_files import RunFiles, kept_from_others, open_earlier, open_new, write_facts
 from harness.telemetry import Telemetry
 
 CONFIG = tiny_config(["sdpa_loop", "padded"], ["one", "two"])
@@ -35,7 +35,8 @@ def append(files: RunFiles, case: Case, backend: str) -> None:
 def files(tmp_path: Path) -> RunFiles:
     """A run of two backends whose second case is half done."""
     files = RunFiles(tmp_path / "run", "tiny")
-    open_new(files)
+    with kept_from_others(files):
+        open_new(files)
     write_facts(files, "tiny-1", CONFIG, DEVICE, Checkout("", None), CEILINGS, [], CASES)
     for case, backend in ((CASES[0], "sdpa_loop"), (CASES[0], "padded"), (CASES[1], "sdpa_loop")):
         append(files, case, backend)
@@ -108,6 +109,23 @@ def test_nothing_to_resume_and_something_to_overwrite_are_refused(files: RunFile
     files.json_path.write_text("{}")
     with pytest.raises(UserError, match="facts of a run"):
         open_earlier(files, CONFIG)
+
+
+def test_one_process_at_a_time_runs_in_a_directory(files: RunFiles) -> None:
+    with kept_from_others(files):
+        with pytest.raises(UserError, match="run: another process runs tiny there"), kept_from_others(files):
+            pass
+        with kept_from_others(RunFiles(files.out_dir, "other")):
+            pass
+    with kept_from_others(files):
+        pass
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / ("n" * 300)):
+        with pytest.raises(UserError, match="can't be made"), kept_from_others(RunFiles(out, "tiny")):
+            pass
 
 
 def test_facts_hold_every_case_with_its_lengths(files: RunFiles) -> None:

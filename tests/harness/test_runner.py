@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,35 @@ def test_interrupted_cut_and_resumed_it_has_each_row_once(tmp_path: Path, monkey
 
     third = run(config, RunOptions(out_dir=tmp_path / "run", device="cpu", resume=True), log)  # starts no worker
     assert third.records == second.records
+
+
+def test_a_resumed_run_keeps_to_its_cases_and_a_full_disk_is_one_line(tmp_path: Path,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config = tiny_config([{**FAKE, "name": "fake"}], ["one", "two"])
+    options = RunOptions(out_dir=tmp_path / "run", device="cpu")
+
+    class FullDisk(Log):
+        ended = False
+
+        def case_finished(self, case: Case, records: Sequence[Record]) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", "run/tiny.csv")
+
+        def aborted(self) -> None:
+            self.ended = True
+
+    log = FullDisk()
+    with pytest.raises(UserError, match=r"run/tiny.csv: No space left on device; what is complete was kept"):
+        run(config, options, log)
+    assert log.ended
+    resume = RunOptions(out_dir=tmp_path / "run", device="cpu", resume=True)
+    others = tuple(expand(config, seed=7))
+    with pytest.raises(UserError, match="cases: the run has no 'one' of these lengths"):
+        run(config, replace(resume, cases=others))
+    assert len(run(config, resume).records) == 8
+    with pytest.raises(UserError, match="no such directory, so there is no run to resume"):
+        run(config, replace(resume, out_dir=tmp_path / "misspelt"))
+    assert not (tmp_path / "misspelt").exists()
 
 
 def test_choices_name_what_is_allowed() -> None:
