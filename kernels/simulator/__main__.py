@@ -1,4 +1,7 @@
-"""``python -m kernels.simulator``: sweeps of cases over many schedules, and mutation campaigns."""
+"""``python -m kernels.simulator``: the TLX tutorials over many schedules, mutation campaigns, agreement with a GPU.
+
+For this project's own kernels: ``harness simulate``.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +11,41 @@ from typing import Annotated, get_args
 import torch
 import typer
 
-from kernels.simulator.campaigns import ARGUMENTS, CAMPAIGNS, own_cases
+from kernels.simulator.campaigns import ARGUMENTS, CAMPAIGNS
 from kernels.simulator.cases import Case, Sweep, run_schedule
 from kernels.simulator.mutation import run_campaign, write_survivors
 from kernels.simulator.scheduler import Mode
 from kernels.simulator.schedules import Schedule, schedules
 from kernels.simulator.tutorials import TUTORIALS
 
-Own = Annotated[bool, typer.Option(help="This project's kernels instead of the tutorials.")]
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 
-def _cases(patterns: list[str], own: bool) -> dict[str, Case]:
-    cases = own_cases() if own else TUTORIALS
-    chosen = {name: case for name, case in cases.items() if not patterns or any(each in name for each in patterns)}
+def _cases(patterns: list[str]) -> dict[str, Case]:
+    chosen = {name: case for name, case in TUTORIALS.items() if not patterns or any(each in name for each in patterns)}
     if not chosen:
-        raise typer.BadParameter(f"no case contains {' or '.join(patterns)}; the cases are {', '.join(cases)}")
+        raise typer.BadParameter(f"no case contains {' or '.join(patterns)}; the cases are {', '.join(TUTORIALS)}")
     return chosen
 
 
 @app.command("list")
-def list_cases(own: Own = False) -> None:
-    """Names of the cases."""
-    typer.echo("\n".join(_cases([], own)))
+def list_cases() -> None:
+    """Names of the tutorials' cases."""
+    typer.echo("\n".join(_cases([])))
 
 
 @app.command()
 def sweep(patterns: Annotated[list[str] | None, typer.Argument(help="Parts of case names; all cases if none.")] = None,
           schedule_count: Annotated[int, typer.Option("--schedules", min=1, help="Schedules per case.")] = 20,
-          own: Own = False,
           mode: Annotated[str | None, typer.Option(help="With --seed: one schedule only, to reproduce it.")] = None,
           seed: Annotated[int, typer.Option(help="See --mode.")] = 0) -> None:
-    """Run cases over schedules; exit code 1 if any fails, with the first failure of each kind in full."""
+    """Run tutorials over schedules; exit code 1 if any fails, with the first failure of each kind in full."""
     torch.set_num_threads(1)
     if mode not in (None, *get_args(Mode)):
         raise typer.BadParameter(f"--mode: expected one of {', '.join(get_args(Mode))}, got {mode}")
     over = [Schedule(mode, seed)] if mode else schedules(schedule_count)  # type: ignore[arg-type]
     failed = 0
-    for case in _cases(patterns or [], own).values():
+    for case in _cases(patterns or []).values():
         call = case.prepare()
         result = Sweep(case, [run_schedule(case, call, each)[0] for each in over])
         typer.echo(result.summary())

@@ -39,27 +39,22 @@ _HOPPER_LAYOUTS: dict[str, Layout] = {
 
 def _hopper(variant: str) -> None:
     def layouts() -> list[Case]:
-        return list(hopper_cases([variant], _HOPPER_LAYOUTS, sms=1).values())
+        return list(hopper_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
 
     CAMPAIGNS[f"hopper/{variant}"] = (layouts, frozenset())
 
 
 def _hopper_backward(variant: str) -> None:
     def layouts() -> list[Case]:
-        return list(hopper_backward_cases({variant: BACKWARD_VARIANTS[variant]}, _HOPPER_LAYOUTS, sms=1).values())
+        return list(hopper_backward_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
 
     CAMPAIGNS[f"hopper-bwd/{variant}"] = (layouts, frozenset())
 
 
 for _variant in ("solo64", "pair128", "tri64"):
     _hopper(_variant)
-for _variant in ("default", "summed") if hopper_backward_cases() else ():
+for _variant in BACKWARD_VARIANTS:
     _hopper_backward(_variant)
-
-
-def own_cases() -> dict[str, Case]:
-    """Every variant of this project's kernels on every layout that it can run."""
-    return {**hopper_cases(), **hopper_backward_cases()}
 
 
 def _read_arguments() -> dict[str, str]:

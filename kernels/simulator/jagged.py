@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -47,34 +47,8 @@ class Layout:
 #: Switches of the Hopper backward, by a name for the cases.
 BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
     "default": {},
-    "deep": {"q_stages": 3, "do_stages": 3},
-    "early-dv": {"early_dv": True},
-    "two-kv": {"kv_stages": 2, "q_stages": 1, "do_stages": 1},
     "summed": {"direct_dq": False, "owned_blocks": 0},
-    "deterministic": {"deterministic": True},
 }
-_EDGES = (65, 128, 1, 64, 0, 129, 63)
-
-#: What the kernels must get right, by name; D = 128 unless the name says otherwise.
-LAYOUTS: dict[str, Layout] = {
-    "self": Layout((300, 64, 0, 257)),
-    "edges": Layout(_EDGES),
-    "one-long": Layout((700,), heads_q=1, heads_kv=1),
-    "cross": Layout((64, 0, 130, 70, 128, 257), (65, 128, 1, 64, 0, 200)),
-    "causal": Layout((300, 64, 0, 257, 65), mask=Mask.make(causal=True)),
-    "causal-cross": Layout((200, 64, 100, 0, 1), (70, 128, 200, 3, 64), mask=Mask.make(causal=True)),
-    "window": Layout((400, 130, 65), mask=Mask.make(window_size=(100, 30))),
-    "gqa": Layout((150, 0, 70, 260), heads_q=4, heads_kv=2),
-    "gqa-causal": Layout((150, 64, 270), heads_q=4, heads_kv=1, mask=Mask.make(causal=True)),
-    "broadcast-32": Layout((64, 0, 130, 70, 257), broadcast_q=32),
-    "broadcast-192": Layout((64, 1, 300), broadcast_q=192),
-    "short-kv": Layout((100, 128, 256), (500, 1, 300)),
-    "poison": Layout((130, 65, 200, 64), poisoned=(1,)),
-    "poison-edges": Layout(_EDGES, poisoned=(0, 2, 5)),
-    "poison-broadcast": Layout((64, 70, 130), broadcast_q=40, poisoned=(1,)),
-}
-LAYOUTS |= {f"{name}/d64": replace(LAYOUTS[name], head_dim=64)
-            for name in ("self", "edges", "cross", "causal", "window", "gqa", "broadcast-32", "poison")}
 
 
 def make_tensors(layout: Layout, problem: JaggedProblem, seed: int = 0) -> tuple[torch.Tensor, ...]:
@@ -149,9 +123,8 @@ def backward_case(name: str, implementation: Implementation, layout: Layout, arc
     return Case(name, arch, prepare, sms=sms, resident=resident)
 
 
-def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 2) -> dict[
-        str, Case]:
-    """The Hopper forward, ``hopper/<variant>/<layout>``: every variant on every layout that it can run.
+def hopper_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
+    """A variant of the Hopper forward on the layouts that it can run, ``hopper/<variant>/<layout>``.
 
     Every other case deals its items dynamically, the others by the variant's own order.
     """
@@ -159,25 +132,19 @@ def hopper_cases(variants: Sequence[str] | None = None, layouts: Mapping[str, La
     from kernels.hopper.options import VARIANTS
 
     found: dict[str, Case] = {}
-    for variant in variants or VARIANTS:
-        for layout_name, layout in layouts.items():
-            if VARIANTS[variant].why_not(layout.head_dim, layout.mask) is None:
-                schedule = "dynamic" if len(found) % 2 else None
-                name = f"hopper/{variant}/{layout_name}" + ("/dynamic" if schedule else "")
-                found[name] = forward_case(name, IMPLEMENTATION, layout, 90, schedule=schedule,
-                                           options={"variant": variant}, sms=sms)
+    for layout_name, layout in layouts.items():
+        if VARIANTS[variant].why_not(layout.head_dim, layout.mask) is None:
+            schedule = "dynamic" if len(found) % 2 else None
+            name = f"hopper/{variant}/{layout_name}" + ("/dynamic" if schedule else "")
+            found[name] = forward_case(name, IMPLEMENTATION, layout, 90, schedule=schedule,
+                                       options={"variant": variant}, sms=sms)
     return found
 
 
-def hopper_backward_cases(variants: Mapping[str, Mapping[str, object]] = BACKWARD_VARIANTS,
-                          layouts: Mapping[str, Layout] = LAYOUTS, sms: int = 2) -> dict[str, Case]:
-    """The Hopper backward, ``hopper-bwd/<variant>/<layout>``; empty while the implementation has none."""
+def hopper_backward_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
+    """A variant of the Hopper backward (a key of `BACKWARD_VARIANTS`), ``hopper-bwd/<variant>/<layout>``."""
     from kernels.hopper import IMPLEMENTATION
 
-    try:
-        IMPLEMENTATION.make_options("bwd", {})
-    except ValueError:
-        return {}
-    return {f"hopper-bwd/{variant}/{layout_name}": backward_case(f"hopper-bwd/{variant}/{layout_name}", IMPLEMENTATION,
-                                                                 layout, 90, options=options, sms=sms)
-            for variant, options in variants.items() for layout_name, layout in layouts.items()}
+    names = {name: f"hopper-bwd/{variant}/{name}" for name in layouts}
+    return {names[name]: backward_case(names[name], IMPLEMENTATION, layout, 90, options=BACKWARD_VARIANTS[variant],
+                                       sms=sms) for name, layout in layouts.items()}

@@ -1,0 +1,216 @@
+"""A config's cases through one of this project's TLX implementations in the simulator, over many schedules.
+
+Outputs are held to the limits that a run on a GPU is held to (`harness.correctness`), and every element of each must
+be stored exactly once. The backward starts from the oracle's O and LSE.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from rich.table import Table
+
+from harness.backends import registry
+from harness.backends.base import Outputs
+from harness.backends.jfa import JaggedBackend
+from harness.cases import Case
+from harness.config import BenchConfig
+from harness.correctness import Oracle
+from harness.errors import UserError
+from harness.inputs import Inputs, make_inputs, make_problem
+from harness.summary import new_table
+from kernels import dispatch, reference
+from kernels.autograd import packed
+from kernels.implementation import Direction, Implementation
+from kernels.simulator import Schedule, SimulationError, Simulator
+
+ARCHITECTURES = {"hopper": 90, "blackwell": 100}
+SMS = 2
+WRONG = "wrong"  # beside the simulator's own checks: an output beyond its limit
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one schedule showed: ``check`` is a key of `kernels.simulator.CHECKS`, or `WRONG`."""
+
+    schedule: Schedule
+    check: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case, direction and variant. ``share``: the most that an output took of its limit, of schedules that passed.
+
+    ``impl`` is what the implementation calls the variant; ``declined`` says why it ran none of the schedules.
+    """
+
+    case: Case
+    direction: Direction
+    backend: str
+    impl: str
+    schedules: int
+    findings: Sequence[Finding]
+    share: float
+    seconds: float
+    declined: str = ""
+
+    @property
+    def passed(self) -> int:
+        """Schedules without a finding."""
+        return 0 if self.declined else self.schedules - len(self.findings)
+
+    @property
+    def found(self) -> str:
+        """Counts of the findings by check, or why nothing ran."""
+        counts = Counter(finding.check for finding in self.findings)
+        if self.declined:
+            return f"declined: {self.declined}"
+        return ", ".join(f"{count} {check}" for check, count in counts.items())
+
+    @property
+    def first_findings(self) -> list[Finding]:
+        """The first of each check."""
+        return list({finding.check: finding for finding in reversed(self.findings)}.values())[::-1]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    name: str
+    direction: Direction
+    schedule: str | None
+    options: object | None
+
+
+def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str] | None, impl: str,
+             schedules: Sequence[Schedule]) -> Iterator[Row]:
+    """The rows of a config, one by one: cases x directions x the config's `jfa` backends that can be ``impl``.
+
+    A backend with switches for one direction only runs in that one; of variants that are the same for a case, the
+    first runs. ``backends`` are names in the config, None for all. Raises `UserError` for one that isn't there, for an
+    unknown ``impl``, and where nothing is left to simulate.
+    """
+    if impl not in ARCHITECTURES or impl not in dispatch.IMPLEMENTATIONS:
+        known = ", ".join(name for name in ARCHITECTURES if name in dispatch.IMPLEMENTATIONS)
+        raise UserError(f"--impl: no TLX implementation {impl!r}; allowed: {known}")
+    try:
+        implementation = dispatch.load(impl)
+    except ImportError as error:
+        raise UserError(f"--impl {impl}: can't be imported: {error}") from None
+    variants = _variants(config, backends, impl, implementation)
+    for case in cases:
+        inputs = make_inputs(case, "cpu")
+        oracle = Oracle(inputs, config.check.max_pairs, config.check.tolerance_factor)
+        seen: set[tuple[str, str]] = set()
+        for variant in variants:
+            token = implementation.describe(inputs.problem, variant.direction, variant.schedule, variant.options)
+            if (variant.direction, token) not in seen:
+                seen.add((variant.direction, token))
+                yield _row(inputs, oracle, variant, token, implementation, ARCHITECTURES[impl], schedules)
+
+
+def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One line per row, for CSV."""
+    return pd.DataFrame([{
+        "case": row.case.name, "case_id": row.case.case_id, "direction": row.direction, "variant": row.backend,
+        "impl": row.impl, "schedules": row.schedules, "passed": row.passed, "share_of_limit": float(f"{row.share:.3g}"),
+        "found": row.found} for row in rows])
+
+
+def simulation_table(rows: Sequence[Row], title: str) -> Table:
+    """The same for the terminal."""
+    table = new_table(title, case="left", direction="left", variant="left", impl="left", passed="right")
+    for heading in ("of limit", "s each"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("findings", no_wrap=True)
+    for row in rows:
+        passed = "-" if row.declined else f"{row.passed}/{row.schedules}"
+        share = "-" if pd.isna(row.share) else f"{row.share:.2f}"
+        table.add_row(row.case.name, row.direction, row.backend, row.impl, passed, share,
+                      f"{row.seconds / max(row.schedules, 1):.2f}", row.found)
+    return table
+
+
+def _variants(config: BenchConfig, names: Sequence[str] | None, impl: str,
+              implementation: Implementation) -> list[_Variant]:
+    chosen: list[_Variant] = []
+    for backend in config.backends:
+        made = registry.create(backend.backend, backend.options) if backend.backend == JaggedBackend.name else None
+        if not isinstance(made, JaggedBackend) or made.options.implementation not in ("auto", impl):
+            continue
+        plans = {direction: made.options.plan(direction) for direction in dispatch.DIRECTIONS}
+        switched = any(plan.options is not None for plan in plans.values())
+        for direction in config.directions:
+            plan = plans[direction]
+            known = plan.schedule is None or plan.schedule in implementation.schedules[direction]
+            if known and (plan.options is not None or not switched):
+                chosen.append(_Variant(backend.name, direction, plan.schedule, plan.options))
+    there = list(dict.fromkeys(variant.name for variant in chosen))
+    if not chosen:
+        where = config.source or config.name
+        raise UserError(f"{where}: backends: none is {JaggedBackend.name} with impl auto or {impl}")
+    for name in names or ():
+        if name not in there:
+            raise UserError(f"--backend: {name!r} can't be simulated as {impl}; allowed: {', '.join(there)}")
+    return [variant for variant in chosen if names is None or variant.name in names]
+
+
+def _row(inputs: Inputs, oracle: Oracle, variant: _Variant, token: str, implementation: Implementation, arch: int,
+         schedules: Sequence[Schedule]) -> Row:
+    call = _call(inputs, variant, implementation)
+    findings: list[Finding] = []
+    share, declined, began = float("nan"), "", time.perf_counter()
+    for schedule in schedules:
+        resident = SMS if schedule.seed % 2 else 1  # CTAs that run at the same time
+        simulator = Simulator(schedule.seed, schedule.mode, arch=arch, sms=SMS, resident=resident)
+        try:
+            with simulator:
+                declined = implementation.declines(inputs.problem, variant.direction, torch.device("cuda")) or ""
+                if declined:
+                    break
+                outputs = call()
+            check = oracle.check_forward if variant.direction == "fwd" else oracle.check_backward
+            verdict = check(outputs)
+            if verdict.message:
+                findings.append(Finding(schedule, WRONG, verdict.message))
+                continue
+            if inputs.problem.layout_q.total and inputs.problem.layout_k.total:  # else the host writes them
+                for name, tensor in vars(outputs).items():
+                    if tensor is not None:
+                        simulator.check_written(tensor, name=name)
+            share = max(share, verdict.share) if share == share else verdict.share
+        except SimulationError as error:
+            findings.append(Finding(schedule, error.check, str(error)))
+        except ValueError as error:
+            if simulator.switches:  # a kernel had begun
+                raise
+            declined = str(error)  # options that exclude each other, or the problem
+            break
+    return Row(inputs.case, variant.direction, variant.name, token, len(schedules), findings, share,
+               time.perf_counter() - began, declined)
+
+
+def _call(inputs: Inputs, variant: _Variant, implementation: Implementation) -> Callable[[], Outputs]:
+    """The call to simulate, with a layout of its own each time: nothing that is kept there outlives a simulation."""
+    q, k, v, dout = (packed(tensor) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    plan = {"schedule": variant.schedule, "options": variant.options}
+    if variant.direction == "fwd":
+        def forward() -> Outputs:
+            out, lse = implementation.forward(make_problem(inputs.case, "cpu"), q, k, v, **plan)  # type: ignore[arg-type]
+            return Outputs(out=out, lse=lse)
+
+        return forward
+    exact, lse = reference.attention_reference(inputs.problem, q, k, v)
+    out, lse = exact.to(q.dtype), lse.float()
+
+    def backward() -> Outputs:
+        problem = make_problem(inputs.case, "cpu")
+        dq, dk, dv = implementation.backward(problem, q, k, v, out, lse, dout, **plan)  # type: ignore[arg-type]
+        return Outputs(dq=dq, dk=dk, dv=dv)
+
+    return backward
