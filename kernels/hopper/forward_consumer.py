@@ -128,15 +128,16 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
         tlx.named_barrier_arrive(9, 256)
     item = worker
     record = record_of(work, item)
-    q_len, k_len, run = tl.load(record + 1), tl.load(record + 5), read_run(record, c.SECTIONS)
+    q_len, o_start, k_len = tl.load(record + 1), tl.load(record + 3), tl.load(record + 5)
+    run = read_run(record, c.SECTIONS)
     while item < work.num_items:
         if c.DYNAMIC:
             item2 = receive_item(items, turn, STREAM * ITEM_SLOTS)
         else:
             item2 = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
-        # only what the next tile needs at once is read ahead; its other fields will be in L1
-        record2 = record_of(work, item2)
-        q_len2, k_len2, run2 = tl.load(record2 + 1), tl.load(record2 + 5), read_run(record2, c.SECTIONS)
+        record = record_of(work, item2)
+        q_len2, o_start2, k_len2 = tl.load(record + 1), tl.load(record + 3), tl.load(record + 5)
+        run2 = read_run(record, c.SECTIONS)
         m_row, head_q = place(work, item, run, c.SECTIONS)
         shift = k_len - q_len
         low, n, head, tail = kv_range(q_len, m_row, k_len, work, BLOCK_M, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT)
@@ -157,7 +158,6 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
                               m_row + rows, columns, shift, k_len, work, STREAM, CID, c)
         if not c.Q_REG and c.PREFETCH:
             tlx.barrier_arrive(q_ring.empty[q_slot])
-        o_start = tl.load(record + 3)
         n_kv += n
         v_slot = V0 + (n_kv - 1) % c.NUM_V
         tlx.barrier_wait(v_ring.full[v_slot], ((n_kv - 1) // c.NUM_V) & 1)
@@ -175,7 +175,6 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
         if c.DYNAMIC:
             tlx.barrier_arrive(items.empty[STREAM * ITEM_SLOTS + turn % ITEM_SLOTS])
         item = item2
-        record = record2
-        q_len, k_len, run = q_len2, k_len2, run2
+        q_len, o_start, k_len, run = q_len2, o_start2, k_len2, run2
         turn += 1
     tlx.async_descriptor_store_wait(0)

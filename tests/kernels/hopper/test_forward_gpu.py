@@ -60,7 +60,7 @@ def test_edges(name, guards):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_masks(name, mask, guards):
     options = SHIPPED[name]
-    dim = 64 if options.why_not(128, MASKS["full"]) else 128
+    dim = 64 if options.why_not(128, MASKS[mask]) else 128
     compare(guards, problem(*EDGES, dim=dim, mask=MASKS[mask], device="cuda"), options)
 
 
@@ -78,9 +78,9 @@ def test_random_layouts(seed, guards):
     len_q = [len_k, random.integers(0, longest + 1, batch), 32][seed % 3]
     name = list(SHIPPED)[seed % len(SHIPPED)]
     options, mask = SHIPPED[name], ["full", "causal", "window"][int(random.integers(3))]
-    if mask != "full" and name != "tri64":
+    if mask != "full":
         options = replace(options, schedule="dynamic")
-    dim = 64 if options.why_not(128, MASKS["full"]) else 128
+    dim = 64 if options.why_not(128, MASKS[mask]) else 128
     case = problem(len_q, len_k, 4, int(random.choice([1, 2, 4])), dim=dim, mask=MASKS[mask], device="cuda")
     compare(guards, case, options, seed)
 

@@ -83,6 +83,11 @@ def test_refusals_name_the_switch(changes, word):
     assert word in replace(HopperForwardOptions(), **changes).why_not(128, Mask())
 
 
+def test_three_workers_with_a_left_bound_are_refused_where_they_would_spill():
+    assert "left bound" in VARIANTS["tri64"].why_not(128, MASKS["window"])
+    assert VARIANTS["tri64"].why_not(64, MASKS["window"]) is None
+
+
 def test_other_head_dims_are_refused():
     assert "96" in HopperForwardOptions().why_not(96, Mask())
 

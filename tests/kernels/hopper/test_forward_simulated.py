@@ -5,6 +5,8 @@ import torch
 from forward_cases import ALL, EDGES, MASKS, SHIPPED, check, problem, tensors
 
 from kernels.hopper.forward import forward
+
+pytest.importorskip("greenlet", reason="the simulator needs greenlet")
 from kernels.simulator import Simulator
 
 SMALL = ([65, 0, 130, 200, 1, 70], [130, 64, 257, 90, 1, 0])
