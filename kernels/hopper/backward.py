@@ -39,7 +39,7 @@ def declines(problem: JaggedProblem, device: torch.device) -> str | None:
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
-    """The variant, such as ``hopper/q2o2k1s1-own4/zigzag``."""
+    """The variant, such as ``hopper/q2o2k1s1d1-own4/zigzag``."""
     chosen = _options(problem, options)
     return f"hopper/{chosen.token}/{_order(schedule)}"
 
@@ -113,8 +113,8 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "EARLY_DV": options.early_dv, "DS_STAGES": options.ds_stages,
-            "DK_FIRST": options.dk_first, "HAS_LEFT": problem.mask.left is not None,
-            "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
+            "DK_FIRST": options.dk_first, "LEADERS": options.leaders,
+            "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

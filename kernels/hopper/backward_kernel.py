@@ -90,7 +90,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
                     D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
                     STAGES: tl.constexpr, EARLY_DV: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
-                    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                    LEADERS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -114,11 +114,16 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     v_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     q_full = tlx.alloc_barriers(NUM_Q)
-    q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
+    if LEADERS:
+        q_empty = tlx.alloc_barriers(NUM_Q, arrive_count=2)
+        do_empty = tlx.alloc_barriers(NUM_DO, arrive_count=2)
+        full = tlx.alloc_barriers(STAGES * 2)
+    else:
+        q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
+        do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
+        full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
     do_full = tlx.alloc_barriers(NUM_DO)
-    do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
     ready = tlx.alloc_barriers(STAGES * 2)
-    full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
     pid = tl.program_id(0)
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)

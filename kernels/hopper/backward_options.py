@@ -25,6 +25,7 @@ class HopperBackwardOptions:
         early_dv: issue dV += P^T dO before dS rather than after it.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS.
+        leaders: one thread of a consumer arrives for all, once they have met, rather than each for itself.
         turn: tiles of one shared sequence begin at different blocks of Q, lest all add to the same dQ at once.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
@@ -40,6 +41,7 @@ class HopperBackwardOptions:
     ds_stages: int = 1
     dk_first: bool = False
     turn: bool = False
+    leaders: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False
@@ -65,9 +67,9 @@ class HopperBackwardOptions:
 
     @property
     def token(self) -> str:
-        """The variant in one word, such as ``q2o2k1s1-own4``."""
+        """The variant in one word, such as ``q2o2k1s1d1-own4``."""
         parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
-                 "early" * self.early_dv, "dk" * self.dk_first, "turn" * self.turn,
+                 "early" * self.early_dv, "dk" * self.dk_first, "turn" * self.turn, "lead" * self.leaders,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 

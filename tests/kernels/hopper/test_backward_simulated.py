@@ -60,6 +60,7 @@ CASES = {
     "dS twice": (lambda: problem(*CROSS), Options(ds_stages=2)),
     "dK first": (lambda: problem(*CROSS), Options(dk_first=True)),
     "dQ and dS twice, dK first": (lambda: problem(*CROSS), FULL),
+    "leaders arrive": (lambda: problem(*CROSS), Options(dq_stages=2, ds_stages=2, dk_first=True, leaders=True)),
     "the same, causal": (lambda: problem(*CROSS, mask=Mask.make(True)), FULL),
     "turned": (lambda: problem(*CROSS), Options(owned_blocks=0, turn=True, dq_stages=2)),
     "turned, dS twice": (lambda: problem(SELF, SELF), Options(direct_dq=False, turn=True, ds_stages=2, dk_first=True)),
