@@ -73,15 +73,15 @@ def test_config_covers_modes_masks_heads_and_poison():
     assert names - {None} == set(VARIANTS)
 
 
-FORWARD = [backend.name for backend in CONFIG.backends if "fwd" in backend.options]
+FORWARD = [backend.name for backend in CONFIG.backends if "fwd" in backend.options and backend.name != "solo64"]
 BACKWARD = [backend.name for backend in CONFIG.backends if "bwd" in backend.options]
 
 
 @pytest.mark.parametrize("position", range(len(CASES)), ids=[case.name for case in CASES])
 def test_kernels_are_right_on(position):
-    """Each case on two forward variants and one backward, in turn, by one schedule: the command runs them all."""
+    """Each case on one variant a direction in turn, and on solo64, by one schedule: the command runs them all."""
     schedule = Schedule("lazy", 0) if position % 2 else Schedule("random", 1)
-    names = [*(FORWARD * 2)[position % len(FORWARD) :][:2], BACKWARD[position % len(BACKWARD)]]
+    names = ["solo64", FORWARD[position % len(FORWARD)], BACKWARD[position % len(BACKWARD)]]
     got = rows([CASES[position]], names, [schedule])
     for row in got:
         assert not row.findings, row.findings[0].text
