@@ -310,7 +310,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_pandas():
     assert done.stdout.strip() == "set()"
     done = script("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("run", "plot", "cases", "doctor", "ablation"))
+    assert all(name in done.stdout for name in ("run", "plot", "cases", "doctor", "ablation", "simulate"))
 
 
 def test_error_as_a_shell_sees_it(tmp_path):
