@@ -14,13 +14,14 @@ from typing import Any, get_args
 
 import numpy as np
 
-from harness.config import BenchConfig, DeviceType, Hazard, Mode, SweepBlock
+from harness.config import BenchConfig, DeviceType, DType, Hazard, Mode, SweepBlock
 from harness.distributions import Base, make_lengths
 from harness.errors import UserError
 from kernels.mask import Mask
 
 MODES: tuple[str, ...] = get_args(Mode)
 HAZARDS: tuple[str, ...] = get_args(Hazard)
+DTYPES: tuple[str, ...] = get_args(DType)
 DEVICE_TYPES: tuple[str, ...] = get_args(DeviceType)
 MAX_CASES = 10_000
 MAX_SEQUENCES = 2**26  # of all cases together: their lengths are held in memory
@@ -120,14 +121,17 @@ class Case:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        """The case of `to_json`. Raises `UserError` when keys are missing or the id isn't that of the content."""
+        """The case of `to_json`. Raises `UserError` for what no config makes, or an id that isn't the content's."""
         values = dict(data)
         try:
             case_id, (left, right) = values.pop("case_id"), values.pop("window")
             values |= {key: np.asarray(values[key], dtype=np.int64) for key in ("lengths_q", "lengths_k")}
-            case = cls(mask=Mask(left, right), **values | {"devices": tuple(values["devices"])})
-        except (KeyError, TypeError, ValueError) as error:
+            case = cls(mask=Mask.make(window_size=(left, right)), **values | {"devices": tuple(values["devices"])})
+            impossible = _impossible(case)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"case {data.get('name', '?')!r}: not the JSON of a case: {error!r}") from None
+        if impossible:
+            raise UserError(f"case {case.name!r}: not the JSON of a case: {impossible}")
         if case.case_id != case_id:
             raise UserError(f"case {case.name!r}: its content has the id {case.case_id}, not {case_id}: it was altered")
         return case
@@ -179,6 +183,29 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
     close = difflib.get_close_matches(wanted, [case.name for case in cases], n=3)
     hint = f"; close: {', '.join(close)}" if close else f"; there are {len(cases)}, named or by id"
     raise UserError(f"no case {wanted!r}{hint}")
+
+
+def _impossible(case: Case) -> str:
+    """Why no config makes a case like this; empty if one could. Raises `TypeError` where types differ."""
+    numbers = (case.num_heads_q, case.num_heads_kv, case.head_dim, case.seed)
+    if not all(isinstance(number, int) for number in numbers) or not (
+            isinstance(case.name, str) and case.name.isprintable()):
+        return "name must be text, heads, head_dim and seed must be integers"
+    for key, value, allowed in (("mode", case.mode, MODES), ("hazard", case.hazard, HAZARDS),
+                                ("dtype", case.dtype, DTYPES), *(("devices", each, DEVICE_TYPES)
+                                                                 for each in case.devices)):
+        if value not in allowed:
+            return f"{key}: got {value!r}; allowed: {', '.join(allowed)}"
+    if min(numbers[:3]) < 1 or case.seed < 0 or case.num_heads_q % case.num_heads_kv or case.head_dim % 8:
+        return "heads, head_dim or seed are out of bounds"
+    for key, lengths in (("lengths_q", case.lengths_q), ("lengths_k", case.lengths_k)):
+        if lengths.ndim != 1 or lengths.shape != case.lengths_k.shape or not lengths.size:
+            return f"{key}: has the shape {lengths.shape}; both need the same number of lengths, at least one"
+        if lengths.min() < 0 or lengths.max() >= 2**31 or lengths.sum() >= 2**31:
+            return f"{key}: each must be at least 0, and their sum less than 2^31"
+    if case.broadcast_q and np.ptp(case.lengths_q):
+        return "lengths_q: must all be the same in the mode broadcast_q"
+    return ""
 
 
 def _swept(block: SweepBlock, mode: str) -> dict[str, tuple[Any, ...]]:

@@ -19,8 +19,11 @@ def load_cases(run_dir: Path) -> list[Case]:
         held = ", ".join(path.name for path in found) or "none"
         raise UserError(f"{run_dir}: expected one <config>.run.json, as a run writes it; found: {held}")
     try:
-        return [Case.from_json(case) for case in json.loads(found[0].read_text(encoding="utf-8"))["cases"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        cases = [Case.from_json(case) for case in json.loads(found[0].read_text(encoding="utf-8"))["cases"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{found[0]}: can't be read as the facts of a run: {error!r}") from None
     except UserError as error:
         raise UserError(f"{found[0]}: {error}") from None
+    if not cases or len({case.case_id for case in cases}) < len(cases):
+        raise UserError(f"{found[0]}: cases: {'one stands there twice' if cases else 'there are none'}")
+    return cases

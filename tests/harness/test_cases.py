@@ -134,6 +134,24 @@ def test_altered_or_incomplete_json_is_an_error():
         Case.from_json(data | {"colour": 3})
 
 
+@pytest.mark.parametrize("changes", [
+    {"name": 3}, {"name": "a\nb"}, {"mode": "both"}, {"dtype": "fp8"}, {"hazard": "flood"}, {"devices": ["tpu"]},
+    {"num_heads_q": 0}, {"num_heads_q": "4"}, {"num_heads_kv": 3}, {"head_dim": 60}, {"seed": -1}, {"window": [-1, 0]},
+    {"window": ["a", 0]}, {"lengths_q": [1]}, {"lengths_q": [], "lengths_k": []}, {"lengths_q": [-1, 1, 1, 1]},
+    {"lengths_q": [2**30] * 4}, {"lengths_q": [2**64, 1, 1, 1]}, {"lengths_q": [float("nan"), 1, 1, 1]},
+    {"lengths_q": [[1], [1], [1], [1]]}, {"lengths_q": "many"},
+    {"mode": "broadcast_q", "lengths_q": [1, 2, 1, 1]}], ids=str)
+def test_json_of_a_case_that_no_config_makes_is_an_error(changes):
+    data = expand(config(block()))[0].to_json() | changes
+    try:  # whoever alters a case can give it the id that belongs to it
+        Case.from_json(data)
+    except UserError as error:
+        if "has the id" in str(error):
+            data["case_id"] = str(error).split("has the id ")[1][:12]
+    with pytest.raises(UserError, match="not the JSON of a case"):
+        Case.from_json(data)
+
+
 def test_a_case_is_found_by_name_id_or_beginning_of_the_id():
     cases = expand(config(block(head_dim=[32, 64, 96, 128])))
     wanted = cases[2]
