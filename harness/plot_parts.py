@@ -19,7 +19,8 @@ RC: dict[Any, Any] = {
     "svg.hashsalt": "harness", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#666666", "axes.linewidth": 0.8,
     "axes.axisbelow": True, "grid.color": "#dddddd", "grid.linewidth": 0.6, "xtick.color": "#444444",
-    "ytick.color": "#222222", "figure.facecolor": "white", "savefig.facecolor": "white"}
+    "ytick.color": "#222222", "figure.facecolor": "white", "savefig.facecolor": "white",
+    "text.parse_math": False}  # names are names, even with a $ in them
 GREY, BAND, BAR = "#666666", "#f4f4f2", "#bbbbbb"
 ROW_IN, HEAD_IN, LEGEND_LINE_IN, FOOT_IN = 0.40, 0.82, 0.2, 0.95
 

@@ -68,7 +68,7 @@ def _throughput(rows: pd.DataFrame) -> Figure | str:
     figure, drawn = _dot_panels(rows, f"Attention throughput, {unit} of useful work (more is better)",
                                 f"{parts.caption(rows)} Medians with bootstrap 95 % intervals.")
     for axes in drawn:
-        axes.set_xlim(0, rows["high"].max() * 1.03)
+        axes.set_xlim(0, rows["high"].max() * 1.03 or 1.0)
         axes.set_xlabel(unit, color=parts.GREY)
     return figure
 

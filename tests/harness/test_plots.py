@@ -58,6 +58,24 @@ def test_cpu_run_is_drawn_in_gflops_and_without_a_speedup(tmp_path):
     assert texts.count("untimed") == 8
 
 
+def test_names_are_no_formulas(gem, tmp_path):
+    rows = gem[gem["case"] == "self_u256"].assign(case="$\\frac{$", gpu="a $2 GPU for $3")
+    for plot in draw_plots(rows, tmp_path):
+        texts = svg_text(plot.paths[1])
+        assert "$\\frac{$" in texts or plot.name == "floor_share"
+        assert not any("mathdefault" in text for text in texts)
+    assert "a $2 GPU for $3" in " ".join(svg_text(tmp_path / "tflops.svg"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_cases_without_work_are_drawn(gem, tmp_path):
+    rows = gem[gem["case"] == "self_u256"].assign(
+        flops=0, tflops=0.0, floor_share=0.0, tile_flops=0, tile_efficiency=float("nan"), padding_waste=float("nan"))
+    plots = {plot.name: plot.skipped for plot in draw_plots(rows, tmp_path)}
+    assert plots == {"tflops": "", "speedup": "", "floor_share": "no row has a share of a floor",
+                     "padding_waste": "no case has work to waste"}
+
+
 def test_scope_falls_back_to_operation_only_when_not_asked_for(gem, tmp_path):
     rows = gem[(gem["scope"] == "operation") & (gem["case"] == "self_u256")]
     assert all(not plot.skipped for plot in draw_plots(rows, tmp_path / "default"))
