@@ -22,6 +22,7 @@ RC: dict[Any, Any] = {
     "ytick.color": "#222222", "figure.facecolor": "white", "savefig.facecolor": "white",
     "text.parse_math": False}  # names are names, even with a $ in them
 GREY, BAND, BAR = "#666666", "#f4f4f2", "#bbbbbb"
+ROW_BACKENDS = 8  # that have room in a row of ROW_IN
 ROW_IN, HEAD_IN, LEGEND_LINE_IN, FOOT_IN = 0.40, 0.82, 0.2, 0.95
 
 

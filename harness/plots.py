@@ -106,7 +106,8 @@ def _dot_panels(rows: pd.DataFrame, title: str, text: str, mean_row: bool = Fals
     gutter = 0.25 + max(parts.failures_width(found) for _, found in rows.groupby(["case_id", "direction"]))
     names = parts.directions(rows)
     figure, drawn = parts.panels(styles, names, title=title, text=text, left=parts.label_width(labels), gutter=gutter,
-                                 panel=(4.1 if len(names) > 1 else 6.5, parts.ROW_IN * len(labels)))
+                                 panel=(4.1 if len(names) > 1 else 6.5,
+                                        parts.ROW_IN * max(1.0, len(styles) / parts.ROW_BACKENDS) * len(labels)))
     for axes, direction in zip(drawn, names, strict=True):
         here = rows[rows["direction"] == direction]
         for index in range(0, len(labels), 2):

@@ -1,5 +1,6 @@
 import xml.etree.ElementTree as ElementTree
 
+import pandas as pd
 import pytest
 from matplotlib.image import imread
 from sample_records import gem_like, smoke_like
@@ -65,6 +66,14 @@ def test_names_are_no_formulas(gem, tmp_path):
         assert "$\\frac{$" in texts or plot.name == "floor_share"
         assert not any("mathdefault" in text for text in texts)
     assert "a $2 GPU for $3" in " ".join(svg_text(tmp_path / "tflops.svg"))
+
+
+def test_many_backends_get_room(gem, tmp_path):
+    rows = gem[(gem["case"] == "self_u256") & gem["backend"].isin(["jfa", "fa4"])]
+    variants = [rows[rows["backend"] == "jfa"].assign(backend=f"variant_{index}") for index in range(30)]
+    few, many = (draw_plots(table, tmp_path / name)[0].paths[0]
+                 for name, table in (("few", rows), ("many", pd.concat([rows, *variants]))))
+    assert imread(many).shape[0] > imread(few).shape[0] + 160  # pixels an inch
 
 
 @pytest.mark.filterwarnings("error")
