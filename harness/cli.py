@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from enum import Enum
 from pathlib import Path
@@ -76,7 +77,10 @@ CsvPath = Annotated[Path, typer.Argument(metavar="CSV", help="Records of a run, 
 
 def main() -> None:
     """Entry point of the `harness` script."""
-    app(prog_name="harness")
+    try:
+        app(prog_name="harness")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would only spoil the exit status
 
 
 @app.command("run")
@@ -169,7 +173,7 @@ def cases_command(
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     timeout: Annotated[float, typer.Option(
-        "--timeout", metavar="S", min=1, help="Seconds that each backend has to answer.")] = 120.0,
+        "--timeout", metavar="S", min=1, max=1e6, help="Seconds that each backend has to answer.")] = 120.0,
 ) -> None:
     """Say which backends can run here and why the others can't, with versions.
 
@@ -271,7 +275,8 @@ def simulate_command(
 
 def _console() -> Console:
     """Where tables and progress go; a log has no width of its own, so it gets a fixed one."""
-    return Console(width=None if sys.stdout.isatty() else LOG_WIDTH, highlight=False)
+    terminal = sys.stdout is not None and sys.stdout.isatty()  # None where it is closed
+    return Console(width=None if terminal else LOG_WIDTH, highlight=False, markup=False)
 
 
 def _read(csv: Path) -> pd.DataFrame:

@@ -50,6 +50,19 @@ def config(tmp_path):
     return path
 
 
+def test_a_closed_standard_output_is_no_error(config):
+    done = subprocess.run(["sh", "-c", 'exec "$0" -m harness cases "$1" >&-', sys.executable, str(config)], cwd=ROOT,
+                          stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_tables_show_names_as_they_are():
+    console = cli._console()
+    console.file = io.StringIO()
+    console.print("[red]x[/blue]")
+    assert console.file.getvalue() == "[red]x[/blue]\n"
+
+
 @pytest.fixture
 def csv(tmp_path):
     path = tmp_path / "run" / "gem.csv"
@@ -251,10 +264,10 @@ def test_plot_writes_beside_the_csv_or_where_told(csv, tmp_path):
 
 
 def test_cases_lists_ids_that_are_never_cut(config):
-    config.write_text(CONFIG.replace("name: self", "name: " + "a_long_name_of_a_case" * 6))
+    config.write_text(CONFIG.replace("name: self", "name: " + "a_long_name_of_a_case" * 4))
     text = harness("cases", config)
     (line,) = [line for line in text.splitlines() if "a_long_name" in line]
-    assert "a_long_name_of_a_case" * 6 in line
+    assert "a_long_name_of_a_case" * 4 in line
     assert re.search(r"\b[0-9a-f]{12}\b", line)
 
 
