@@ -84,13 +84,18 @@ class NamedBarrier(Clocked):
         self.arrived, self.completions = 0, 0
         self.needed: int | None = None
         self.gathered = Clocked()
+        self.here: list[Clocked] = []  # who arrived in this phase
 
     def arrive(self, threads: int, needed: int, who: Clocked) -> None:
-        """``threads`` of ``needed`` arrive (waiting or not)."""
+        """``threads`` of ``needed`` arrive (waiting or not). The same threads twice in a phase stand in for others."""
+        if any(each is who for each in self.here):
+            raise SimulationError("named barrier", f"barrier {self.identifier}: {who.label()} arrives a second time in "
+                                                   "the same phase")
         if self.needed not in (None, needed):
             raise SimulationError("named barrier", f"barrier {self.identifier}: {who.label()} says {needed} threads, "
                                                    f"others said {self.needed} in the same phase")
         self.needed = needed
+        self.here.append(who)
         self.gathered.acquire(who)
         self.arrived += threads
         if self.arrived > needed:
@@ -99,4 +104,4 @@ class NamedBarrier(Clocked):
         if self.arrived == needed:
             self.completions, self.arrived, self.needed = self.completions + 1, 0, None
             self.acquire(self.gathered)
-            self.gathered = Clocked()
+            self.gathered, self.here = Clocked(), []

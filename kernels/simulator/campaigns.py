@@ -21,7 +21,8 @@ def _tutorial(name: str, *shapes: tuple[int, ...]) -> None:
 
 
 _tutorial("hopper_fa_ws", (1, 1, 640, 128), (1, 2, 256, 128))
-_tutorial("hopper_fa_ws_pipelined_pingpong_persistent", (1, 3, 640, 128), (1, 2, 384, 128))
+_tutorial("hopper_fa_ws_pipelined_pingpong_persistent", (1, 3, 640, 128), (1, 2, 384, 128), (1, 4, 256, 128),
+          (1, 6, 128, 128))
 _tutorial("blackwell_fa_ws", (1, 1, 1024, 128), (1, 2, 512, 128))
 _tutorial("blackwell_fa_ws_pipelined_persistent", (1, 2, 768, 128), (1, 5, 512, 128))
 CAMPAIGNS["backward/1-cta"] = (lambda: [backward_case("1x1x512x128", (1, 1, 512, 128), False, 1),

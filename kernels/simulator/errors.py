@@ -23,7 +23,8 @@ CHECKS: dict[str, str] = {
     "int32 overflow": "32-bit integer arithmetic that leaves its range",
     "intra-task": "tensor memory stored over what another view just read, with no barrier across the task's warps",
     "livelock": "far too many task switches",
-    "named barrier": "thread counts of a named barrier that do not add up, or an identifier out of 7..15",
+    "named barrier": "thread counts of a named barrier that do not add up, a task that arrives twice in a phase, or an "
+                     "identifier out of 7..15",
     "never written": "an output element that no store reached",
     "out of bounds": "a global access outside its tensor",
     "over-arrival": "more arrivals at an mbarrier than its count",

@@ -229,6 +229,22 @@ def hand_over(flag, data, out, SYNC: tl.constexpr):
 
 
 @triton.jit
+def turns(x, TWICE: tl.constexpr):
+    """One task arrives at a named barrier, or twice, before the other waits there."""
+    arrived = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            tlx.barrier_wait(arrived[0], 0)
+            tlx.named_barrier_wait(9, 256)
+            tl.store(x, 1.0)
+        with tlx.async_task(num_warps=4):
+            tlx.named_barrier_arrive(9, 256)
+            if TWICE:
+                tlx.named_barrier_arrive(9, 256)
+            tlx.barrier_arrive(arrived[0])
+
+
+@triton.jit
 def too_much_smem(x):
     tlx.local_alloc((128, 128), tl.bfloat16, 8)
     tl.store(x, 1.0)

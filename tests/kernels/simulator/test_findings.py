@@ -107,6 +107,15 @@ def test_release_right_after_register_load(warp):
         assert not go().findings.counts
 
 
+def test_one_task_cannot_stand_in_for_another_at_a_named_barrier():
+    x = torch.zeros(1)
+    with Simulator() as simulator:
+        small_kernels.turns[(1,)](x, TWICE=False)
+    simulator.check_written(x)
+    with pytest.raises(SimulationError, match=r"barrier 9: .* arrives a second time"), Simulator():
+        small_kernels.turns[(1,)](x, TWICE=True)
+
+
 def test_unwritten_memory_and_capacity():
     with pytest.raises(SimulationError, match="uninitialised"), Simulator():
         small_kernels.uninitialised[(1,)](torch.zeros(1))
