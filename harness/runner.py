@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from harness.backends import registry
 from harness.cases import Case, expand
 from harness.config import BackendConfig, BenchConfig
 from harness.environment import describe_checkout
@@ -232,9 +233,19 @@ def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Ca
 
 
 def choose_backends(config: BenchConfig, wanted: Sequence[str] | None) -> list[BackendConfig]:
-    """Backends by their names in the config, in its order. Raises `UserError` for an unknown one."""
+    """Backends by their names in the config, in its order.
+
+    Raises `UserError` for an unknown name, and for a key or option that the registry doesn't know.
+    """
     names = [backend.name for backend in config.backends]
     for name in wanted or ():
         if name not in names:
             raise UserError(f"backend: the config has no backend {name!r}; allowed: {', '.join(names)}")
-    return [backend for backend in config.backends if wanted is None or backend.name in wanted]
+    chosen = [backend for backend in config.backends if wanted is None or backend.name in wanted]
+    for backend in chosen:
+        try:
+            registry.create(backend.backend, backend.options)
+        except UserError as error:
+            where = ("backends", config.backends.index(backend))
+            raise config.error(where, str(error).removeprefix("backend: ")) from None
+    return chosen

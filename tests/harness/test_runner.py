@@ -228,8 +228,10 @@ def test_choices_name_what_is_allowed() -> None:
 def test_unknown_backends_and_options_stop_before_anything_is_started(tmp_path: Path) -> None:
     for backend, message in (({"backend": "fa5", "name": "fa5"}, "no such backend 'fa5'"),
                              ({"backend": "nowhere:Class", "name": "x"}, "'nowhere:Class' can't be imported"),
-                             ({"backend": "padded", "options": {"speed": 1}}, "no such option")):
+                             ({"backend": "padded", "options": {"speed": 1}},
+                              r"backends\[0\]: backend padded: options.speed: no such option")):
         with pytest.raises(UserError, match=message):
-            run(tiny_config([backend], ["one"]), RunOptions(out_dir=tmp_path / message[:6], device="cpu"))
+            run(tiny_config([backend], ["one"]), RunOptions(out_dir=tmp_path / "run", device="cpu"))
+        assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="--resume: needs --out"):
         run(tiny_config(["padded"], ["one"]), RunOptions(resume=True, device="cpu"))
