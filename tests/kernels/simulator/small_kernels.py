@@ -245,6 +245,27 @@ def turns(x, TWICE: tl.constexpr):
 
 
 @triton.jit
+def store_without_fence(desc, x, out, HOW: tl.constexpr):
+    """One task writes shared memory, another stores it; neither has a proxy fence."""
+    tile = tlx.local_alloc((64, 64), tl.float32, 1)
+    full = tlx.alloc_barriers(1)
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            at = tl.arange(0, 64)
+            tlx.local_store(tile[0], tl.load(x + at[:, None] * 64 + at[None, :]))
+            tlx.barrier_arrive(full[0])
+        with tlx.async_task(num_warps=1, registers=24):
+            tlx.barrier_wait(full[0], 0)
+            if HOW == "store":
+                tlx.async_descriptor_store(desc, tile[0], [0, 0])
+            elif HOW == "add":
+                tlx.async_descriptor_store(desc, tile[0], [0, 0], store_reduce="add")
+            else:
+                tlx.async_store(out, tile[0], 64 * 64 * 4)
+            tlx.async_descriptor_store_wait(0)
+
+
+@triton.jit
 def too_much_smem(x):
     tlx.local_alloc((128, 128), tl.bfloat16, 8)
     tl.store(x, 1.0)
