@@ -53,17 +53,17 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
                    row_step, lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr,
                    GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
                    NUM_K: tl.constexpr, NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr,
-                   PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PIN: tl.constexpr,
-                   PREFETCH: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr,
-                   HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PREFETCH: tl.constexpr,
+                   SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr, HAS_LEFT: tl.constexpr,
+                   HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``counter`` int32 [2], zero at start and at exit; ``scale``
     is softmax_scale * log2(e); ``lse`` fp32 [num_heads, lse_stride], natural log; ``left`` and ``right`` as in Mask.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, PEEL, PIN,
-                             PREFETCH, SECTIONS, ZIGZAG, DYNAMIC, HAS_LEFT, HAS_RIGHT, DTYPE)
+    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, PEEL, PREFETCH,
+                             SECTIONS, ZIGZAG, DYNAMIC, HAS_LEFT, HAS_RIGHT, DTYPE)
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
     k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
     v_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_V)
@@ -151,7 +151,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperForwardOptions) -> d
         "BLOCK_N": options.block_n, "D": problem.head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
         "NUM_V": options.v_buffers, "Q_REG": options.q_in_registers, "O_IN_V": options.o_in_v,
         "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "PEEL": options.peel_masks,
-        "PIN": options.pin_softmax, "PREFETCH": options.prefetch_next_tile,
+        "PREFETCH": options.prefetch_next_tile,
         "SECTIONS": heads_a_section(problem, options) < problem.num_heads_q,
         "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
         "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,

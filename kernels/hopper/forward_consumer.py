@@ -50,12 +50,12 @@ def _softmax(s, m, norm, scale, row, column, shift, k_len, work, cut, c: tl.cons
     """`next_softmax` of a block, behind the mask where ``cut``: ``(p, m, norm, alpha)`` with p in 16 bits.
 
     The whole softmax stands in the branches, not the mask alone: ptxas moves exponentials below a wait that follows
-    them, but not out of a branch. Without a mask to choose, PIN keeps such a branch for that alone.
+    them, but not out of a branch.
     """
     if not c.PEEL:
         s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
         p, m, norm, alpha = next_softmax(s, m, norm, scale, True)
-    elif c.PIN or c.HAS_LEFT or c.HAS_RIGHT:
+    elif c.HAS_LEFT or c.HAS_RIGHT:
         if cut:
             s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
             p, m, norm, alpha = next_softmax(s, m, norm, scale, True)

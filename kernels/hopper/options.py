@@ -29,8 +29,6 @@ class HopperForwardOptions:
         ping_pong: two groups take turns at issuing, so that one's softmax meets the other's matmuls.
         warp_barriers: every thread arrives by itself when a slot is released, without a sync of the group.
         peel_masks: only blocks that a bound cuts are masked; off: every block is.
-        pin_softmax: the softmax of full blocks stands behind a branch, so that ptxas leaves it ahead of the wait for
-            O += P V (with a mask it does anyway).
         prefetch_next_tile: Q's slot is free for the next tile as soon as it was read; off: after the epilogue.
         section_mb: heads of a sequence walk it together as far as their K and V fit this many MiB of L2.
         loader_warps: 4 (the loader is the default task) or 1.
@@ -51,7 +49,6 @@ class HopperForwardOptions:
     ping_pong: bool = False
     warp_barriers: bool = True
     peel_masks: bool = True
-    pin_softmax: bool = True
     prefetch_next_tile: bool = True
     section_mb: int = 8
     loader_warps: int = 1
@@ -114,8 +111,6 @@ class HopperForwardOptions:
         return None
 
 
-_PAIR = HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, block_n=128, q_buffers=2, warp_barriers=False,
-                             ping_pong=True)
 VARIANTS: dict[str, HopperForwardOptions] = {
     name: replace(options, variant=name) for name, options in {
         # two CTAs an SM, each with 64-row tiles of its own
@@ -124,7 +119,8 @@ VARIANTS: dict[str, HopperForwardOptions] = {
         "tri64": HopperForwardOptions(streams=3, ctas_per_sm=1, k_buffers=1, v_buffers=2, o_in_v=True),
         "tri64c": HopperForwardOptions(ctas_per_sm=3, q_in_registers=True),
         # two groups share a 128-row tile
-        "pair128": _PAIR,
+        "pair128": HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, block_n=128, q_buffers=2, ping_pong=True,
+                                        warp_barriers=False),
         # three groups share a 192-row tile
         "trio64": HopperForwardOptions(consumer_groups=3, ctas_per_sm=1, k_buffers=4, v_buffers=4, loader_warps=4),
     }.items()

@@ -30,7 +30,6 @@ class Config(NamedTuple):
     O_IN_V: tl.constexpr
     PINGPONG: tl.constexpr
     PEEL: tl.constexpr
-    PIN: tl.constexpr
     PREFETCH: tl.constexpr
     SECTIONS: tl.constexpr
     ZIGZAG: tl.constexpr

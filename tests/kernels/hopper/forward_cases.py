@@ -23,7 +23,6 @@ SWITCHED = {
     "solo64, unsorted": replace(VARIANTS["solo64"], schedule="none"),
     "solo64, sorted": replace(VARIANTS["solo64"], schedule="sorted"),
     "solo64, all masked": replace(VARIANTS["solo64"], peel_masks=False),
-    "solo64, not pinned": replace(VARIANTS["solo64"], pin_softmax=False),
     "solo64, late Q": replace(VARIANTS["solo64"], prefetch_next_tile=False),
     "solo64, Q in shared memory": replace(VARIANTS["solo64"], q_in_registers=False),
     "solo64, barriers of a group": replace(VARIANTS["solo64"], warp_barriers=False),
@@ -33,6 +32,7 @@ SWITCHED = {
     "pair128, head after head": replace(VARIANTS["pair128"], section_mb=0),
     "pair128, dynamic, head after head": replace(VARIANTS["pair128"], schedule="dynamic", section_mb=0),
     "pair128, no turns": replace(VARIANTS["pair128"], ping_pong=False),
+    "pair128, every thread arrives": replace(VARIANTS["pair128"], warp_barriers=True),
     "trio64, unsorted, head after head": replace(VARIANTS["trio64"], schedule="none", section_mb=0),
 }
 ALL = {**SHIPPED, **SWITCHED}

@@ -9,7 +9,7 @@ from forward_cases import ALL, MASKS, problem
 
 from kernels.hopper import IMPLEMENTATION, resolve_forward
 from kernels.hopper.options import VARIANTS, HopperForwardOptions, HopperForwardRequest, make_request
-from kernels.hopper.select import select_forward
+from kernels.hopper.select import MASKED_SECTION_MB, select_forward
 from kernels.mask import Mask
 
 RANDOM = np.random.default_rng(0)
@@ -19,20 +19,22 @@ LOGNORMAL = np.clip(np.rint(RANDOM.lognormal(4, 1.2, 4096)), 1, 8192).astype(int
 # lengths of Q (an int: broadcast) and K, head dimension, mask, what the rule selects
 ROWS = {
     "u256": (UNIFORM[256], UNIFORM[256], 128, "full", "solo64/zigzag"),
-    "u512": (UNIFORM[512], UNIFORM[512], 128, "full", "tri64/zigzag"),
+    "u512": (UNIFORM[512], UNIFORM[512], 128, "full", "solo64/zigzag"),
     "u1024": (UNIFORM[1024], UNIFORM[1024], 128, "full", "tri64/zigzag"),
-    "u1024 causal": (UNIFORM[1024], UNIFORM[1024], 128, "causal", "pair128/dynamic"),
+    "u1024 causal": (UNIFORM[1024], UNIFORM[1024], 128, "causal", "solo64/dynamic"),
     "u256 causal": (UNIFORM[256], UNIFORM[256], 128, "causal", "solo64/dynamic"),
     "u2048": (UNIFORM[2048], UNIFORM[2048], 128, "full", "tri64/zigzag"),
-    "all 1024": ([1024] * 1152, [1024] * 1152, 128, "full", "tri64/zigzag"),
+    "all 1024": ([1024] * 1152, [1024] * 1152, 128, "full", "pair128/zigzag"),
     "full": ([3900] * 512, [3900] * 512, 128, "full", "pair128/zigzag"),
     "short kv": (UNIFORM[2048], [256] * 1152, 128, "full", "tri64/zigzag"),
-    "broadcast 32": (32, UNIFORM[1024], 128, "full", "tri64/zigzag"),
+    "half-long q, short kv": (UNIFORM[512], [256] * 1152, 128, "full", "solo64/zigzag"),
+    "broadcast 32": (32, UNIFORM[1024], 128, "full", "solo64/zigzag"),
     "broadcast 192": (192, UNIFORM[2048], 128, "full", "trio64/zigzag"),
     "lognormal": (LOGNORMAL, LOGNORMAL, 128, "full", "solo64/zigzag"),
     "dense": ([4096] * 4, [4096] * 4, 128, "full", "pair128/zigzag"),
     "dense causal": ([4096] * 4, [4096] * 4, 128, "causal", "pair128/dynamic"),
-    "d64": (UNIFORM[1024], UNIFORM[1024], 64, "full", "tri64c/zigzag"),
+    "d64": (UNIFORM[1024], UNIFORM[1024], 64, "full", "tri64c/dynamic"),
+    "d64 causal": (UNIFORM[1024], UNIFORM[1024], 64, "causal", "tri64c/dynamic"),
     "d64 window": (UNIFORM[1024], UNIFORM[1024], 64, "window", "tri64c/dynamic"),
 }
 
@@ -45,6 +47,12 @@ def describe(case, **how):
 def test_selection(name):
     len_q, len_k, dim, mask, expected = ROWS[name]
     assert describe(problem(len_q, len_k, 4, 4, dim=dim, mask=MASKS[mask])) == f"hopper/{expected}"
+
+
+def test_only_masked_problems_keep_the_heads_of_long_sequences_together():
+    causal, full = (select_forward(problem([4096] * 4, [4096] * 4, mask=MASKS[mask])) for mask in ("causal", "full"))
+    assert (causal.section_mb, full.section_mb) == (MASKED_SECTION_MB, VARIANTS["pair128"].section_mb)
+    assert MASKED_SECTION_MB == 40
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0], [1], [100_000]])
