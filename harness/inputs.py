@@ -28,6 +28,7 @@ from kernels.problem import JaggedProblem
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GUARD_ROWS = 256
 LOW_SCORE = -120.0
+SUMMED_ELEMENTS = 2**24  # at once
 
 Randn = Callable[[tuple[int, ...]], torch.Tensor]
 
@@ -47,6 +48,11 @@ class Inputs:
     v: torch.Tensor
     dout: torch.Tensor
     clean_sequences: np.ndarray = field(repr=False)
+
+    def checksums(self) -> dict[str, torch.Tensor]:
+        """int64 ``[H, D]`` sums of the bits of each tensor over its rows, by name: the same until one is written to."""
+        tensors = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout}
+        return {name: _column_sums(tensor.view(torch.int16)) for name, tensor in tensors.items()}
 
 
 def make_problem(case: Case, device: torch.device | str) -> JaggedProblem:
@@ -104,6 +110,14 @@ def _guarded(buffer: torch.Tensor) -> torch.Tensor:
     buffer[:GUARD_ROWS] = torch.nan
     buffer[-GUARD_ROWS:] = torch.nan
     return buffer[GUARD_ROWS:-GUARD_ROWS]
+
+
+def _column_sums(tensor: torch.Tensor) -> torch.Tensor:
+    """int64 sums over the first dimension, in parts: torch makes an int64 copy of what it sums."""
+    sums = torch.zeros(tensor.shape[1:], dtype=torch.int64, device=tensor.device)
+    for part in tensor.split(max(1, SUMMED_ELEMENTS // max(1, sums.numel()))):
+        sums += part.sum(0, dtype=torch.int64)
+    return sums
 
 
 def _fill_odd_sequences(tensors: tuple[torch.Tensor, ...], lengths: np.ndarray) -> None:

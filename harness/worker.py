@@ -169,6 +169,7 @@ class _Check:
         try:
             self._stage("inputs")
             inputs = make_inputs(self.case, session.device)
+            self.checksums = inputs.checksums()
             oracle = Oracle(inputs, self.check["max_pairs"], self.check["tolerance_factor"])
             self._stage("preparation")
             begin = time.perf_counter()
@@ -219,13 +220,14 @@ class _Check:
                 self.session.start_peak()
                 others = oracle.nbytes + self.session.timer.nbytes
                 if self._first_call(operation, direction, scope):
-                    self._report(row, operation, oracle, self._peak_mib(others))
+                    self._report(row, operation, inputs, oracle, self._peak_mib(others))
                     continue
             status, message = self.failed[row]
             if row in self.rows:
                 self.emit(row_event(direction, scope, status, message, impl=operation.impl.get(direction, "")))
 
-    def _report(self, row: RowKey, operation: Operation, oracle: Oracle, peak_mib: float | None) -> None:
+    def _report(self, row: RowKey, operation: Operation, inputs: Inputs, oracle: Oracle,
+                peak_mib: float | None) -> None:
         direction, scope = row
         if row not in self.rows:
             return
@@ -233,12 +235,15 @@ class _Check:
         try:
             outputs = operation.outputs(scope)  # type: ignore[arg-type]
             verdict = oracle.check_forward(outputs) if direction == "fwd" else oracle.check_backward(outputs)
+            written = [name for name, sums in inputs.checksums().items() if not sums.equal(self.checksums[name])]
             self.session.synchronize()
         except Exception as error:
             self._fail(row, error, report=True)
             return
         device_type = self.session.device.type
-        if verdict.message:
+        if written:
+            status, message = Status.WRONG, f"{', '.join(written)}: the backend wrote to its inputs"
+        elif verdict.message:
             status, message = Status.WRONG, verdict.message
         elif device_type not in self.session.backend.timed_on:
             status, message = Status.UNTIMED, f"correct; its times on a {device_type} would mean nothing"

@@ -48,6 +48,8 @@ class FakeOperation(Operation):
 
     def forward(self, scope: str) -> None:
         x = self.inputs
+        if self.fault == "spoils q":
+            x.q.mul_(2)
         self.results[scope] = Outputs(*reference.attention_reference_lowp(x.problem, x.q, x.k, x.v))
 
     def backward(self, scope: str) -> None:
@@ -62,6 +64,8 @@ class FakeOperation(Operation):
             os._exit(3)
         x, forward = self.inputs, self.results[scope]
         grads = reference.attention_reference_lowp_backward(x.problem, x.q, x.k, x.v, x.dout)
+        if self.fault == "spoils dout":
+            x.dout.zero_()
         if self.fault == "wrong":
             grads = (grads[0] * 1.5, *grads[1:])
         if self.fault == "unwritten":

@@ -68,6 +68,18 @@ def test_a_case_means_these_tensors_in_every_process():
     assert there.strip() == str([getattr(here, name).double().abs().sum().item() for name in NAMES])
 
 
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_checksums_tell_whether_a_tensor_was_written_to(hazard, monkeypatch):
+    made = make_inputs(case(hazard=hazard), "cpu")
+    before = made.checksums()
+    monkeypatch.setattr("harness.inputs.SUMMED_ELEMENTS", 7 * 256)  # parts of a few rows
+    assert all(sums.equal(before[name]) for name, sums in made.checksums().items())
+    for name in NAMES:
+        getattr(made, name)[-1, 0, 5] = 0.125
+        assert [other for other, sums in made.checksums().items() if not sums.equal(before[other])] == [name]
+        before = made.checksums()
+
+
 def test_seeds_differ():
     assert not torch.equal(make_inputs(case(), "cpu").q, make_inputs(case(seed=1), "cpu").q)
 

@@ -8,6 +8,7 @@ import torch
 from tiny_cases import tiny_case
 
 from harness.backends.base import Unsupported
+from harness.cases import Case
 from harness.records import Status
 from harness.worker import Session, status_of
 
@@ -21,10 +22,10 @@ def session(fault: str = "", backend: str = "FakeBackend", **options: Any) -> Se
     return Session(f"fake_backends:{backend}", {"faults": {"case": fault}, **options}, "cpu")
 
 
-def prepare(worker: Session, rows: list[list[str]] = ROWS) -> dict[tuple[str, str], dict[str, Any]]:
+def prepare(worker: Session, rows: list[list[str]] = ROWS, case: Case = CASE) -> dict[tuple[str, str], dict[str, Any]]:
     """The row events by row; each row has exactly one."""
     events: list[dict[str, Any]] = []
-    worker.prepare(events.append, CASE.to_json(), rows, CHECK)
+    worker.prepare(events.append, case.to_json(), rows, CHECK)
     found = [event for event in events if event["event"] == "row"]
     assert len({(event["direction"], event["scope"]) for event in found}) == len(found)
     json.dumps(events, allow_nan=False)
@@ -63,6 +64,17 @@ def test_a_faulty_backward_leaves_the_forward_ok(fault: str, status: str, messag
     assert statuses(rows) == {("fwd", "ok"), ("bwd", status)}
     assert message in rows["bwd", "kernel"]["message"]
     assert message in rows["bwd", "operation"]["message"]
+
+
+def test_a_backend_that_writes_to_its_inputs_is_wrong_whatever_it_returns() -> None:
+    broadcast = tiny_case("case", lengths_q=(3, 3, 3), lengths_k=(5, 0, 7), mode="broadcast_q")
+    for case in (CASE, broadcast):
+        rows = prepare(session("spoils q"), ROWS[::2], case)
+        assert statuses(rows) == {("fwd", "wrong"), ("bwd", "wrong")}
+        assert rows["fwd", "kernel"]["message"] == "q: the backend wrote to its inputs"
+        rows = prepare(session("spoils dout"), ROWS[::2], case)
+        assert statuses(rows) == {("fwd", "ok"), ("bwd", "wrong")}
+        assert rows["bwd", "kernel"]["message"] == "dout: the backend wrote to its inputs"
 
 
 @pytest.mark.parametrize(("fault", "status", "message"), [
