@@ -39,7 +39,7 @@ def declines(problem: JaggedProblem, device: torch.device) -> str | None:
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
-    """The variant, such as ``hopper/q2o2k1s1d1-own4/zigzag``."""
+    """The variant, such as ``hopper/q2o2k1s2d2-dk-own4/zigzag``."""
     chosen = _options(problem, options)
     return f"hopper/{chosen.token}/{_order(schedule)}"
 
@@ -112,8 +112,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
     """The main kernel's compile-time constants."""
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
-            "STAGES": options.dq_stages, "EARLY_DV": options.early_dv, "DS_STAGES": options.ds_stages,
-            "DK_FIRST": options.dk_first, "LEADERS": options.leaders,
+            "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
 
 
@@ -136,8 +135,8 @@ def _order(schedule: str | None) -> str:
 def _plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
           device: torch.device) -> _Plan:
     key = ("hopper backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
-           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, options.turn, order,
-           programs, block_m, device)
+           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, options.turn, order, programs,
+           block_m, device)
 
     def build() -> _Plan:
         made = backward_schedule.build(problem, options, order, programs, block_m, BLOCK_N)

@@ -89,8 +89,8 @@ def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, CO
 def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                     num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
                     D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
-                    STAGES: tl.constexpr, EARLY_DV: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
-                    LEADERS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                    STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr,
+                    HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -114,14 +114,9 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     v_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     q_full = tlx.alloc_barriers(NUM_Q)
-    if LEADERS:
-        q_empty = tlx.alloc_barriers(NUM_Q, arrive_count=2)
-        do_empty = tlx.alloc_barriers(NUM_DO, arrive_count=2)
-        full = tlx.alloc_barriers(STAGES * 2)
-    else:
-        q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
-        do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
-        full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
+    q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
+    do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
+    full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
     do_full = tlx.alloc_barriers(NUM_DO)
     ready = tlx.alloc_barriers(STAGES * 2)
     pid = tl.program_id(0)
@@ -167,7 +162,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
-                                left, right, even, cid, DTYPE, EARLY_DV, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT)
+                                left, right, even, cid, DTYPE, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT)
                         else:
                             dk, dv = step_64(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],

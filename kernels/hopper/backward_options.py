@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kernels.problem import JaggedProblem
 
 ORDERS = ("none", "sorted", "zigzag")
 _ALLOWED: dict[str, tuple[int, ...]] = {
-    "q_stages": (1, 2, 3), "do_stages": (1, 2, 3), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
+    "q_stages": (1, 2), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
     "owned_blocks": tuple(range(0, 65)),
 }
 
@@ -18,15 +18,15 @@ _ALLOWED: dict[str, tuple[int, ...]] = {
 class HopperBackwardOptions:
     """One variant. Raises `ValueError` for a value that is not allowed.
 
+    The defaults fill shared memory: `SHORT_GAP` says what ``kv_stages=2`` leaves no room for.
+
     Attributes:
         q_stages, do_stages: blocks of Q and dO in shared memory.
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
-        dq_stages: blocks of fp32 dQ on their way to memory.
-        early_dv: issue dV += P^T dO before dS rather than after it.
+        dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
-        dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS.
-        leaders: one thread of a consumer arrives for all, once they have met, rather than each for itself.
-        turn: tiles of one shared sequence begin at different blocks of Q, lest all add to the same dQ at once.
+        dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
+        turn: tiles of one shared sequence begin at different blocks of Q.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
@@ -36,12 +36,10 @@ class HopperBackwardOptions:
     q_stages: int = 2
     do_stages: int = 2
     kv_stages: int = 1
-    dq_stages: int = 1
-    early_dv: bool = False
-    ds_stages: int = 1
-    dk_first: bool = False
+    dq_stages: int = 2
+    ds_stages: int = 2
+    dk_first: bool = True
     turn: bool = False
-    leaders: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False
@@ -67,25 +65,27 @@ class HopperBackwardOptions:
 
     @property
     def token(self) -> str:
-        """The variant in one word, such as ``q2o2k1s1d1-own4``."""
+        """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
-                 "early" * self.early_dv, "dk" * self.dk_first, "turn" * self.turn, "lead" * self.leaders,
-                 f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
+                 "dk" * self.dk_first, f"own{self.owned_blocks}" if self.direct_dq else "add",
+                 "det" * self.deterministic]
         return "-".join(part for part in parts if part)
+
+
+#: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
+SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1, dk_first=False)
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
     """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md."""
     if problem.broadcast_q:
-        return HopperBackwardOptions(do_stages=1, kv_stages=2, early_dv=problem.layout_q.max_seqlen <= 64)
+        return replace(SHORT_GAP, dk_first=problem.head_dim == 128 and problem.layout_q.max_seqlen <= 64)
     if problem.head_dim == 64:
-        return HopperBackwardOptions(kv_stages=2)
-    blocks_k = -(-problem.layout_k.lengths // 128)
-    if not problem.mask.is_full or len(blocks_k) == 0:
-        return HopperBackwardOptions()
-    if blocks_k.min() > HopperBackwardOptions.owned_blocks:  # all dQ is shared
-        return HopperBackwardOptions(dq_stages=2)
-    blocks_q = -(-problem.layout_q.lengths // 64)
+        return HopperBackwardOptions(kv_stages=2, dq_stages=1, dk_first=False)
+    if not problem.mask.is_full:
+        causal = problem.mask.right == 0 and problem.mask.left is None
+        return HopperBackwardOptions(owned_blocks=8 if causal else 4)
+    blocks_q, blocks_k = -(-problem.layout_q.lengths // 64), -(-problem.layout_k.lengths // 128)
     few_steps = blocks_q @ blocks_k <= 4 * blocks_k.sum()
-    many_single = (blocks_k == 1).mean() > 0.5
-    return HopperBackwardOptions(do_stages=1, kv_stages=2) if few_steps or many_single else HopperBackwardOptions()
+    many_single = 2 * (blocks_k == 1).sum() > len(blocks_k)
+    return SHORT_GAP if few_steps or many_single else HopperBackwardOptions()

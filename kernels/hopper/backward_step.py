@@ -59,8 +59,8 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE:
 @triton.jit
 def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
               do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
-              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, EARLY_DV: tl.constexpr,
-              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
+              DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
 
     ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
@@ -75,15 +75,10 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     if cut:
         p = _masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
     p16 = p.to(DTYPE)
-    if EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
-        dp = tlx.async_dot_wait(1, dp)
-    else:
-        dp = tlx.async_dot_wait(0, dp)
+    dp = tlx.async_dot_wait(0, dp)
     delta = tlx.local_load(delta_smem)
     ds = (p * (dp - delta[None, :])).to(DTYPE)
-    if not EARLY_DV:
-        dv = tlx.async_dot(p16, do, dv)  # [64, 128]
+    dv = tlx.async_dot(p16, do, dv)  # [64, 128]
     side = even * 2 * (DS_STAGES - 1)
     side = opaque(side)
     if DS_STAGES == 1:

@@ -43,7 +43,7 @@ LAYOUTS: dict[str, Layout] = {
 #: Switches of the backward, by the names in the rows.
 BACKWARD: dict[str, dict[str, object]] = {
     "default": {"kv_stages": 1},
-    "kv2": {"kv_stages": 2, "do_stages": 1},
+    "kv2": {"kv_stages": 2, "do_stages": 1, "dq_stages": 1, "ds_stages": 1, "dk_first": False},
     "summed": {"direct_dq": False, "owned_blocks": 0},
 }
 

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from triton.runtime import driver
 
 from kernels.hopper.backward import kernel_constants
 from kernels.hopper.backward_kernel import jagged_backward
+from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
@@ -27,15 +29,13 @@ from kernels.problem import JaggedProblem
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
 TARGET = GPUTarget("cuda", 90, 32)
-SHORT_GAP = Options(kv_stages=2, do_stages=1)
-FULL = Options(dq_stages=2, ds_stages=2, dk_first=True)
 VARIANTS = {
-    "default": (Options(), {}), "short gap": (SHORT_GAP, {}), "dQ twice": (Options(dq_stages=2), {}),
-    "dQ and dS twice": (FULL, {}), "the same, causal": (FULL, {"mask": Mask.make(True)}),
+    "default": (Options(), {}), "all once": (Options(dq_stages=1, ds_stages=1, dk_first=False), {}),
+    "short gap": (SHORT_GAP, {}), "one block of shared Q": (replace(SHORT_GAP, dk_first=True), {}),
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
-    "one block of shared Q": (Options(kv_stages=2, do_stages=1, early_dv=True), {}),
-    "D = 64": (Options(kv_stages=2), {"head_dim": 64}),
+    "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
+    "D = 64, default": (Options(), {"head_dim": 64}),
 }
 
 

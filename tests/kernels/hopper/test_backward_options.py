@@ -6,6 +6,7 @@ import torch
 from kernels.hopper import IMPLEMENTATION, backward
 from kernels.hopper.backward_options import select
 from kernels.jagged_layout import JaggedLayout
+from kernels.mask import Mask
 from kernels.problem import JaggedProblem
 
 
@@ -24,7 +25,8 @@ def make_options(values):
     ({"stages": 2}, "stages: no such option; allowed: q_stages, do_stages, kv_stages"),
     ({"kv_stages": 3}, "kv_stages: expected 1 to 2, got 3"),
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
-    ({"early_dv": 1}, "early_dv: expected true or false, got 1"),
+    ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
+    ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
 ])
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
@@ -34,13 +36,30 @@ def test_bad_values(values, message):
 def test_no_values_leave_the_choice_to_the_rule():
     assert make_options({}) is None
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
-    shared = problem(layout_q=JaggedLayout.uniform(2, 32), broadcast_q=True)
-    assert select(shared).kv_stages == 2
+
+
+FULL, GAP = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4"
+
+
+@pytest.mark.parametrize(("len_q", "len_k", "changes", "token"), [
+    ([900, 600], [900, 600], {}, FULL), ([200, 250], [200, 250], {}, GAP), ([400, 2000], [256, 256], {}, FULL),
+    ([64, 100, 2000], [64, 100, 2000], {}, GAP), ([900], [900], {"num_heads_q": 8}, FULL),
+    ([900], [900], {"mask": Mask.make(True)}, "q2o2k1s2d2-dk-own8"),
+    ([900], [900], {"mask": Mask.make(True, (256, 0))}, FULL), ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-own4"),
+    (32, [900, 200], {}, "q2o1k2s1d1-dk-own4"), (192, [900, 200], {}, GAP),
+    (32, [900, 200], {"head_dim": 64}, GAP), ([0], [0], {}, GAP),
+])
+def test_choice(len_q, len_k, changes, token):
+    broadcast = isinstance(len_q, int)
+    layout_q = JaggedLayout.uniform(len(len_k), len_q) if broadcast else JaggedLayout.from_lengths(len_q)
+    chosen = select(problem(layout_q=layout_q, layout_k=JaggedLayout.from_lengths(len_k), broadcast_q=broadcast,
+                            **changes))
+    assert chosen.token == token
 
 
 def test_switches_show_in_the_record():
-    options = make_options({"deterministic": True, "kv_stages": 2, "do_stages": 1})
-    assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k2s1d1-own4-det/sorted"
+    options = make_options({"deterministic": True, "do_stages": 1, "ds_stages": 1, "dk_first": False})
+    assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):

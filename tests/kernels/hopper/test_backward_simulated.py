@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.hopper import backward
+from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
@@ -12,7 +13,7 @@ from kernels.reference import attention_reference, attention_reference_backward,
 from kernels.simulator import Simulator
 
 SELF = [0, 300, 64, 129, 1]
-FULL = Options(dq_stages=2, ds_stages=2, dk_first=True)
+ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 CROSS = ([65, 128, 1, 0, 200], [64, 0, 130, 70, 257])
 
 
@@ -54,19 +55,17 @@ CASES = {
     "self, all added": (lambda: problem(SELF, SELF), Options(direct_dq=False)),
     "cross": (lambda: problem(*CROSS), Options()),
     "cross, shared": (lambda: problem(*CROSS), Options(owned_blocks=0)),
-    "K and V twice": (lambda: problem(*CROSS), Options(kv_stages=2, do_stages=1)),
-    "dQ twice": (lambda: problem(*CROSS), Options(dq_stages=2)),
-    "dQ twice, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options(dq_stages=2)),
-    "dS twice": (lambda: problem(*CROSS), Options(ds_stages=2)),
-    "dK first": (lambda: problem(*CROSS), Options(dk_first=True)),
-    "dQ and dS twice, dK first": (lambda: problem(*CROSS), FULL),
-    "leaders arrive": (lambda: problem(*CROSS), Options(dq_stages=2, ds_stages=2, dk_first=True, leaders=True)),
-    "the same, causal": (lambda: problem(*CROSS, mask=Mask.make(True)), FULL),
-    "turned": (lambda: problem(*CROSS), Options(owned_blocks=0, turn=True, dq_stages=2)),
-    "turned, dS twice": (lambda: problem(SELF, SELF), Options(direct_dq=False, turn=True, ds_stages=2, dk_first=True)),
-    "D = 64, dS twice": (lambda: problem(SELF, SELF, dim=64), Options(kv_stages=2, ds_stages=2)),
-    "early dV": (lambda: problem(*CROSS), Options(early_dv=True)),
-    "three Q": (lambda: problem(*CROSS), Options(q_stages=3, do_stages=1)),
+    "K and V twice": (lambda: problem(*CROSS), SHORT_GAP),
+    "all once": (lambda: problem(*CROSS), Options(**ONCE)),
+    "all once, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options(**ONCE)),
+    "dQ twice": (lambda: problem(*CROSS), Options(**ONCE | {"dq_stages": 2})),
+    "dS twice": (lambda: problem(*CROSS), Options(**ONCE | {"ds_stages": 2})),
+    "dK first": (lambda: problem(*CROSS), Options(**ONCE | {"dk_first": True})),
+    "all once, causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0, **ONCE)),
+    "D = 64, all once": (lambda: problem(SELF, SELF, dim=64), Options(**ONCE)),
+    "D = 64, as chosen": (lambda: problem(SELF, SELF, dim=64), None),
+    "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
+    "one Q": (lambda: problem(*CROSS), Options(q_stages=1, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),
     "causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0)),
     "causal, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), Options()),
