@@ -135,7 +135,7 @@ def _order(schedule: str | None) -> str:
 def _plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
           device: torch.device) -> _Plan:
     key = ("hopper backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
-           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, options.turn, order, programs,
+           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, order, programs,
            block_m, device)
 
     def build() -> _Plan:

@@ -63,12 +63,6 @@ def _dq_stores_done(x):
 
 
 @triton.jit
-def _turned(i, turn, steps):
-    """The ``i``-th of ``steps`` blocks of Q, from ``turn`` on and round to the first."""
-    return tl.where(i + turn < steps, i + turn, i + turn - steps)
-
-
-@triton.jit
 def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
                 STAGES: tl.constexpr, NEWER: tl.constexpr):
     """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
@@ -196,7 +190,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-                steps, m_first, turn = tl.load(record + 6), tl.load(record + 9), tl.load(record + 18)
+                steps, m_first = tl.load(record + 6), tl.load(record + 9)
                 head, block = tl.load(record + 13), tl.load(record + 14)
                 kb = n_kv % NUM_KV
                 kv_phase = ((n_kv // NUM_KV) & 1) ^ 1
@@ -210,7 +204,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 for g in tl.range(0, GROUP, num_stages=1):
                     head_q = head * GROUP + g
                     for i in tl.range(0, steps, num_stages=1):
-                        m = m_first + _turned(i, turn, steps)
+                        m = m_first + i
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
                         at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * BLOCK_M)
@@ -240,18 +234,18 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             for t in tl.range(begin, end, num_stages=1):
                 record = tiles + t * FIELDS
                 q_start, q_len = tl.load(record), tl.load(record + 1)
-                steps, m_first, turn = tl.load(record + 6), tl.load(record + 9), tl.load(record + 18)
+                steps, m_first = tl.load(record + 6), tl.load(record + 9)
                 partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
                 head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
                 if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
                     _dq_stores_done(n_use)
                 if AHEAD:
-                    row = (acc_block + m_first + turn) * BLOCK_M
+                    row = (acc_block + m_first) * BLOCK_M
                     _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, 2)
                 for g in tl.range(0, GROUP, num_stages=1):
                     column = (head * GROUP + g) * D
                     for i in tl.range(0, steps, num_stages=1):
-                        m = m_first + _turned(i, turn, steps)
+                        m = m_first + i
                         first = i >= firsts
                         last = i < lasts
                         row = (acc_block + g * acc_group + m) * BLOCK_M
@@ -259,7 +253,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                             over = i + 1 >= steps
                             g2 = tl.where(over, g + 1, g)
                             i2 = tl.where(over, 0, i + 1)
-                            row2 = (acc_block + g2 * acc_group + m_first + _turned(i2, turn, steps)) * BLOCK_M
+                            row2 = (acc_block + g2 * acc_group + m_first + i2) * BLOCK_M
                             fetch = (i2 < partials) & (g2 < GROUP)
                             _make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES, 0)
                         else:

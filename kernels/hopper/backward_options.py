@@ -26,7 +26,6 @@ class HopperBackwardOptions:
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
-        turn: tiles of one shared sequence begin at different blocks of Q.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
@@ -39,7 +38,6 @@ class HopperBackwardOptions:
     dq_stages: int = 2
     ds_stages: int = 2
     dk_first: bool = True
-    turn: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False

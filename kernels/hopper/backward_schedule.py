@@ -23,7 +23,7 @@ from kernels.problem import JaggedProblem
 
 FIELDS = 24  # of a tile record, in the order below; the rest is padding
 Q_START, Q_LEN, OUT_START, K_START, K_LEN, K_ROW, STEPS, CUT_END, CUT_FROM, BLOCK, PARTIALS, FIRST_FROM, LASTS, HEAD, \
-    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF, TURN = range(19)
+    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF = range(18)
 NEVER = 2**30
 TILE_STEPS = 1.0  # cost of a tile beside its steps, in steps
 
@@ -38,8 +38,7 @@ class BackwardSchedule:
             ``CUT_END`` and from ``CUT_FROM`` on need a mask; the first ``LASTS`` are the last to touch their block, of
             which the first ``PARTIALS`` find a partial dQ; those from ``FIRST_FROM`` on are the first; KV ``HEAD``;
             the sequence's first block of rows ``ROW_BLOCK``; its first block of the accumulator ``ACC_BLOCK`` and
-            blocks to a query head ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks;
-            ``TURN``: the step that a shared tile begins with (it goes round).
+            blocks to a query head ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
         bounds: ``[programs + 1]``, the tiles of each CTA.
         blocks: ``[num_blocks, 6]``, for each block of Q of each sequence: first row in out, rows of the sequence, first
             row of the block in it, first row of the sequence in dq, 1 if nothing else writes this dq, and the block's
@@ -96,9 +95,6 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     records[:, PARTIALS] = np.minimum(lasts, first)
     records[:, CUT_END], records[:, CUT_FROM] = tiles.cut_end, tiles.cut_from
     records[:, AFTER_ITSELF] = mine & (tiles.k_row > 0)
-
-    if problem.mask.is_full and options.turn and not problem.broadcast_q:  # apart, lest all add to the same dQ at once
-        records[:, TURN] = np.where(mine, 0, tiles.k_row // block_n * q_blocks[seq] // k_blocks[seq])
 
     if problem.broadcast_q:
         return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
