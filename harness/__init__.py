@@ -1,0 +1,1 @@
+"""The benchmark harness: configs to cases, backends, checked and timed records, plots. See docs/method.md."""
