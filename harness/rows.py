@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -64,7 +65,10 @@ class Row:
     def update(self, event: Mapping[str, Any]) -> None:
         """Takes in what a worker found when it checked the row."""
         self.status, self.message, self.impl = Status(event["status"]), event["message"], event["impl"]
-        self.errors, self.error_share = event["errors"], event["share"]
+        # Results of another dtype may be finite where their fp32 errors aren't; the message says what is wrong.
+        self.errors = {name: error for name, error in event["errors"].items() if math.isfinite(error)}
+        share = event["share"]
+        self.error_share = share if share is not None and math.isfinite(share) else None
         self.compile_s, self.peak_memory_mib = event["compile_s"], event["peak_memory_mib"]
 
 

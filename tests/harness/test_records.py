@@ -137,6 +137,16 @@ def test_a_row_that_was_tampered_with_is_no_record() -> None:
             record(**changes)
 
 
+def test_errors_beyond_any_number_leave_a_row_with_its_message() -> None:
+    row = Row("fwd", "kernel")
+    row.update({"status": "wrong", "message": "out: norm of the error is inf", "impl": "x", "compile_s": None,
+                "errors": {"out": float("inf"), "lse": 0.25}, "share": float("nan"), "peak_memory_mib": None})
+    made = make_record(RunFacts("tiny-1", "abc", "cold", Checkout("", None), CEILINGS),
+                       BackendFacts("jfa", "1.0", describe_device(torch.device("cpu"))), CASE, row)
+    assert (made.status, made.message) == (Status.WRONG, "out: norm of the error is inf")
+    assert (made.error_out, made.error_lse, made.error_share) == (None, 0.25, None)
+
+
 def test_another_schema_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "old.csv"
     append_records(path, [record()])
