@@ -16,8 +16,8 @@ def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel",
     """One row per (variant, direction, case): ``ratio`` is the variant's latency over that of the backend ``full``.
 
     A ratio of 1.07 says that the switch which the variant lacks is worth 7 %. ``clear`` says whether the bootstrap
-    intervals of the two medians are apart; ``status`` is that of the variant's row (``ratio`` is NaN unless both are
-    ok). Variants are all backends but ``full`` and ``rivals``. Raises `UserError` when there is nothing to compare.
+    intervals of the two medians are apart; ``status`` is that of the variant's row, or names ``full`` where only that
+    one failed (``ratio`` is NaN unless both are ok). Variants are all backends but ``full`` and ``rivals``. Raises `UserError` when there is nothing to compare.
     """
     rows = records[records["scope"] == scope]
     names = list(dict.fromkeys(rows["backend"]))
@@ -33,7 +33,9 @@ def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel",
         rows[rows["backend"] == full][[*key, *columns]], on=key, suffixes=("", "_full"), how="left")
     return pd.DataFrame({
         "variant": pairs["backend"], "direction": pairs["direction"], "scope": scope, "case_id": pairs["case_id"],
-        "case": pairs["case"], "status": pairs["status"].where(pairs["status"] != "ok", pairs["status_full"]),
+        "case": pairs["case"],
+        "status": pairs["status"].where((pairs["status"] != "ok") | (pairs["status_full"] == "ok"),
+                                        full + " " + pairs["status_full"]),
         "ratio": pairs["latency_ms"] / pairs["latency_ms_full"],
         "clear": (pairs["latency_ms_ci_low"] > pairs["latency_ms_ci_high_full"])
         | (pairs["latency_ms_ci_high"] < pairs["latency_ms_ci_low_full"])})

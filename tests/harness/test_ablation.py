@@ -45,6 +45,15 @@ def test_cells_show_means_noise_and_failures(records):
     assert [cell.endswith("~") for cell in zigzag[2:]] == [not clear for clear in overlap["clear"]]
 
 
+def test_a_failure_of_the_full_kernel_is_not_the_variants(records):
+    lost = (records["backend"] == "jfa") & (records["case"] == "self_u256")
+    records.loc[lost, "status"] = "hang"
+    records.loc[lost, [name for name in records if name.startswith("latency_ms")]] = math.nan
+    _, rows = ablation_cells(ablate(records, rivals=("fa4",)), "fwd")
+    assert [row[2] for row in rows] == ["jfa hang", "jfa hang"]
+    assert rows[1][3] == "crash"
+
+
 def test_intervals_decide_what_is_noise(records):
     records.loc[records["backend"] == "jfa-no-zigzag", ["latency_ms_ci_low", "latency_ms_ci_high"]] = [1e-9, 1e9]
     ratios = ablate(records, rivals=("fa4",))
