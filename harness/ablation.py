@@ -17,7 +17,8 @@ def ablate(records: pd.DataFrame, full: str = "jfa", scope: str = "kernel",
 
     A ratio of 1.07 says that the switch which the variant lacks is worth 7 %. ``clear`` says whether the bootstrap
     intervals of the two medians are apart; ``status`` is that of the variant's row, or names ``full`` where only that
-    one failed (``ratio`` is NaN unless both are ok). Variants are all backends but ``full`` and ``rivals``. Raises `UserError` when there is nothing to compare.
+    one failed (``ratio`` is NaN unless both are ok). Variants are all backends but ``full`` and ``rivals``. Raises
+    `UserError` when there is nothing to compare.
     """
     rows = records[records["scope"] == scope]
     names = list(dict.fromkeys(rows["backend"]))
