@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import IMPLEMENTATION
+from kernels.hopper.backward_options import SHORT_GAP, HopperBackwardOptions
 from kernels.hopper.options import VARIANTS
 from kernels.implementation import Direction
 from kernels.mask import Mask
@@ -42,8 +43,8 @@ LAYOUTS: dict[str, Layout] = {
 
 #: Switches of the backward, by the names in the rows.
 BACKWARD: dict[str, dict[str, object]] = {
-    "default": {"kv_stages": 1},
-    "kv2": {"kv_stages": 2, "do_stages": 1, "dq_stages": 1, "ds_stages": 1, "dk_first": False},
+    "default": {"kv_stages": HopperBackwardOptions().kv_stages},
+    "kv2": asdict(SHORT_GAP),
     "summed": {"direct_dq": False, "owned_blocks": 0},
 }
 
@@ -90,11 +91,12 @@ class Row:
 
 
 def variants(layout: Layout) -> Iterator[Variant]:
-    """The forward as the rule picks it and in every shipped variant that can run the layout; then the backward's."""
+    """Each direction as its rule picks it; the forward in every variant that can run the layout; `BACKWARD`."""
     yield Variant("fwd", "rule", None)
     for name, options in VARIANTS.items():
         if options.why_not(layout.head_dim, layout.mask) is None:
             yield Variant("fwd", name, {"variant": name})
+    yield Variant("bwd", "rule", None)
     for name, switches in BACKWARD.items():
         yield Variant("bwd", name, switches)
 
