@@ -92,8 +92,8 @@ def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str]
     """The rows of a config, one by one: cases x directions x the config's `jfa` backends that can be ``impl``.
 
     A backend with switches for one direction only runs in that one; of variants that are the same for a case, the
-    first runs. ``backends`` are names in the config, None for all. Raises `UserError` for one that isn't there, for an
-    unknown ``impl``, and where nothing is left to simulate.
+    first runs. Cases that are not meant for a CPU are left out. ``backends`` are names in the config, None for all.
+    Raises `UserError` for one that isn't there, for an unknown ``impl``, and where nothing is left to simulate.
     """
     if impl not in ARCHITECTURES or impl not in dispatch.IMPLEMENTATIONS:
         known = ", ".join(name for name in ARCHITECTURES if name in dispatch.IMPLEMENTATIONS)
@@ -104,6 +104,8 @@ def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str]
         raise UserError(f"--impl {impl}: can't be imported: {error}") from None
     variants = _variants(config, backends, impl, implementation)
     for case in cases:
+        if case.declines("cpu"):  # too large for a CPU
+            continue
         inputs = make_inputs(case, "cpu")
         oracle = Oracle(inputs, config.check.max_pairs, config.check.tolerance_factor)
         seen: set[tuple[str, str]] = set()
