@@ -54,7 +54,8 @@ class Member:
         self.version, self.timed = hello["version"], hello["timed"]
         self.environment = DeviceEnvironment(**hello["environment"])
         if not hello["available"]:
-            self.problem = (Status.IMPORT_ERROR if hello["import_failed"] else Status.UNSUPPORTED, hello["reason"])
+            status = Status.IMPORT_ERROR if hello["import_failed"] else Status.UNSUPPORTED
+            self.problem = (status, one_line(hello["reason"]))
             self.stop()
 
     def stop(self) -> None:

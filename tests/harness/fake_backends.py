@@ -91,7 +91,7 @@ class FakeBackend(Backend):
     def availability(self, device: torch.device) -> Availability:
         assert isinstance(self.options, FakeOptions)
         if self.options.missing:
-            return Availability(False, "", "fake is not installed: pip install fake", import_failed=True)
+            return Availability(False, "", "fake is not installed:\n  pip install fake", import_failed=True)
         in_place = os.environ.get("FAKE_DEVICE_TYPE", device.type) == device.type
         return Availability(in_place, "1.2.3", "its environment variables were not set")
 
