@@ -86,7 +86,8 @@ class Operation(Actor):
         self.result: torch.Tensor | None = None
         self._finished: Clocked | None = None
         task.advance()
-        machine.in_flight.append(self)
+        self.weight = 1.0
+        machine.add_operation(self)
 
     def label(self) -> str:
         """What it is and the task and line that issued it."""

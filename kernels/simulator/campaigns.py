@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import resources
 
 from kernels.mask import Mask
 from kernels.simulator.cases import Case
-from kernels.simulator.jagged import BACKWARD_VARIANTS, Layout, hopper_backward_cases, hopper_cases
+from kernels.simulator.jagged import Layout, hopper_backward_cases, hopper_cases
 from kernels.simulator.tutorials import attention_case, backward_case
 
 #: Name: (layouts, functions that are left alone because they do not synchronise).
@@ -28,12 +29,12 @@ _tutorial("blackwell_fa_ws_pipelined_persistent", (1, 2, 768, 128), (1, 5, 512, 
 CAMPAIGNS["backward/1-cta"] = (lambda: [backward_case("1x1x512x128", (1, 1, 512, 128), False, 1),
                                         backward_case("1x5x256x128", (1, 5, 256, 128), False, 1)], _PREPARATION)
 
-# D = 64 synchronises as D = 128 does, and is cheaper. One SM, so that a worker has many items; idle groups; every
-# second layout deals dynamically.
+# One SM, so that a worker has many items; idle groups; every second layout of the forward deals dynamically.
 _HOPPER_LAYOUTS: dict[str, Layout] = {
     "self": Layout((330, 64, 0, 200, 65), heads_q=1, heads_kv=1, head_dim=64),
     "many": Layout((64, 1, 130, 64, 70, 64, 3, 200, 64, 64), heads_q=1, heads_kv=1, head_dim=64),
     "short-kv": Layout((100, 128, 64), (300, 70, 260), heads_q=1, heads_kv=1, head_dim=64),
+    "no-queries": Layout((64, 100, 64, 64, 130, 64), (64, 60, 0, 64, 0, 0), heads_q=1, heads_kv=1, head_dim=64),
     "window": Layout((330, 65), heads_q=1, heads_kv=1, head_dim=64, mask=Mask.make(window_size=(100, 30))),
 }
 
@@ -45,17 +46,19 @@ def _hopper(variant: str) -> None:
     CAMPAIGNS[f"hopper/{variant}"] = (layouts, frozenset())
 
 
-def _hopper_backward(variant: str) -> None:
+def _hopper_backward(variant: str, head_dim: int) -> None:
+    chosen = {name: replace(layout, head_dim=head_dim) for name, layout in _HOPPER_LAYOUTS.items()}
+
     def layouts() -> list[Case]:
-        return list(hopper_backward_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
+        return list(hopper_backward_cases(variant, chosen, sms=1).values())
 
-    CAMPAIGNS[f"hopper-bwd/{variant}"] = (layouts, frozenset())
+    CAMPAIGNS[f"hopper-bwd/{variant}/d{head_dim}"] = (layouts, frozenset())
 
 
-for _variant in ("solo64", "pair128", "tri64"):
+for _variant in ("solo64", "pair128", "tri64", "trio64"):  # the forward synchronises at D = 64 as at D = 128
     _hopper(_variant)
-for _variant in BACKWARD_VARIANTS:
-    _hopper_backward(_variant)
+for _variant, _dim in (("rule", 64), ("short-gap", 128), ("summed", 128)):  # the backward's steps differ
+    _hopper_backward(_variant, _dim)
 
 
 def _read_arguments() -> dict[str, str]:

@@ -44,10 +44,11 @@ class Layout:
                              bool(self.broadcast_q))
 
 
-#: Switches of the Hopper backward, by a name for the cases.
+#: Switches of the Hopper backward, by a name for the cases; empty: its rule's.
 BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
-    "default": {},
+    "rule": {},
     "summed": {"direct_dq": False, "owned_blocks": 0},
+    "short-gap": {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "dk_first": False},
 }
 
 

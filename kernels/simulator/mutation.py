@@ -96,6 +96,7 @@ def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
                  progress: Callable[[str], None] | None = None, every: int = 1) -> Campaign:
     """Mutate the kernel that the layouts share, one site at a time, until a schedule of some layout finds it.
 
+    Each of at most ``max_schedules`` schedules is tried on every layout before the next.
     ``skip`` leaves out helper kernels by function name. A mutant counts as caught if any check fires, an output is
     wrong, or an allowed finding appears that the unchanged kernel does not give. Raises `RuntimeError` if the
     unchanged kernel does not pass.
@@ -147,8 +148,6 @@ def _judge(site: Site, calls: Sequence[tuple[Case, Call]], written: Sequence[_Wr
     runs = 0
     for index in range(max_schedules):
         for (case, call), right in zip(calls, written, strict=True):
-            if runs >= max(max_schedules, len(calls)):
-                break
             runs += 1
             found = _find(case, call, index, site, right, usual)
             if found:

@@ -37,6 +37,10 @@ class Machine:
         self.rng = random.Random(seed)
         self._operation_bias = self.rng.choice([0.02, 0.1, 0.3, 0.6, 0.9])
         self._skew = self.rng.choice([0.0, 1.0, 2.0])
+        self._kind_skew, self._operation_skew = self.rng.choice([0.0, 4.0, 8.0]), self.rng.choice([0.0, 2.0, 4.0])
+        if mode == "lazy":
+            self._kind_skew = 8.0
+        self._kinds: dict[str, float] = {}
         self.identities = Identities()
         self.in_flight: list[Operation] = []
         self.tasks: list[Task] = []
@@ -113,6 +117,13 @@ class Machine:
         task.weight = 10 ** (self._skew * (self.rng.random() - 0.5))
         self.tasks.append(task)
 
+    def add_operation(self, op: Operation) -> None:
+        """Make an operation known, with a random inclination to complete: some kinds, and some of a kind, are slow."""
+        if op.kind not in self._kinds:
+            self._kinds[op.kind] = self._kind_skew * (self.rng.random() - 0.5)
+        op.weight = 10 ** (self._kinds[op.kind] + self._operation_skew * (self.rng.random() - 0.5))
+        self.in_flight.append(op)
+
     def _loop(self) -> None:
         rng = self.rng
         while not self._may_start():
@@ -124,7 +135,7 @@ class Machine:
                 return
             random_pick = self.mode == "random" and rng.random() < self._operation_bias
             if ready and (not runnable or self.mode == "eager" or random_pick):
-                self._complete(rng.choice(ready))
+                self._complete(rng.choices(ready, [op.weight for op in ready])[0])
                 continue
             task = runnable[0]
             if len(runnable) > 1:

@@ -19,6 +19,8 @@ class Schedule:
 
 
 def schedules(count: int) -> list[Schedule]:
-    """``count`` schedules: lazy, eager and random by turns at first, random ones from there on."""
-    first = [Schedule("lazy", 0), Schedule("random", 0), Schedule("eager", 0), Schedule("lazy", 1)]
-    return (first + [Schedule("random", seed) for seed in range(1, max(count, 1))])[:count]
+    """``count`` schedules: lazy, eager and random by turns at first, random and lazy ones from there on."""
+    found = [Schedule("lazy", 0), Schedule("random", 0), Schedule("eager", 0), Schedule("lazy", 1)]
+    for seed in range(1, count):
+        found += [Schedule("random", seed), Schedule("lazy", seed + 1)]
+    return found[:count]

@@ -10,7 +10,7 @@ from kernels.simulator.schedules import schedules
 LAYOUTS = {"self": Layout((150, 64, 0, 65), head_dim=64),
            "causal": Layout((200, 0, 65), head_dim=64, mask=Mask.make(causal=True)),
            "poison": Layout((130, 65, 64), head_dim=64, poisoned=(1,))}
-CASES = {**hopper_cases("solo64", LAYOUTS), **hopper_backward_cases("default", LAYOUTS)}
+CASES = {**hopper_cases("solo64", LAYOUTS), **hopper_backward_cases("rule", LAYOUTS)}
 
 
 @pytest.mark.parametrize("name", CASES)
