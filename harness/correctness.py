@@ -188,6 +188,8 @@ class Oracle:
         if shape is not None:
             if tuple(actual.shape) != tuple(shape):
                 return _wrong_shape(name, actual, shape)
+            if actual.dtype != self._problem.dtype:
+                return Verdict({}, 2.0, f"{name}: expected {self._problem.dtype}, got {actual.dtype}")
             if not self._spoilt and (message := _nonfinite(name, actual)):
                 return Verdict({}, 2.0, message)
             actual = actual if expected.rows is None else actual[expected.rows]
@@ -211,7 +213,7 @@ class Oracle:
         sequence = int(expected.chunk_sequences[worst])
         where = f", worst in sequence {sequence}" if sequence >= 0 else ""
         message = f"{name}: {what} is {value:.3g}, allowed {limit:.3g} (relative error {relative:.2g}{where})"
-        return Verdict({name: relative}, share, message if share > 1 else "")
+        return Verdict({name: relative}, share, "" if share <= 1 else message)
 
 
 def choose_sequences(problem: JaggedProblem, candidates: Sequence[int], max_pairs: int, seed: int) -> list[int]:

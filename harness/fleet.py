@@ -192,19 +192,26 @@ class Fleet:
         memory = self.environment.memory_bytes
         return not memory or total_bytes <= MEMORY_SHARE * memory
 
-    def make_room(self, member: Member, need_bytes: int) -> None:
-        """Has the other members let go of their memory if ``member`` couldn't have ``need_bytes`` beside them."""
-        if not self.fits(need_bytes + self.held_by_others(member)):
-            self.release_others(member)
+    def width(self, need_bytes: int) -> int:
+        """How many workers may hold ``need_bytes`` each at once; at least one."""
+        memory = self.environment.memory_bytes
+        if not memory or not need_bytes:
+            return len(self.members)
+        return max(1, min(len(self.members), int(MEMORY_SHARE * memory) // need_bytes))
 
-    def held_by_others(self, member: Member) -> int:
-        """Bytes of the device that the other members hold."""
-        return sum(other.held_bytes for other in self.members if other is not member)
+    def make_room(self, members: Sequence[Member], need_bytes: int) -> None:
+        """Has the other members let go of their memory if ``members`` couldn't have ``need_bytes`` beside them."""
+        if not self.fits(need_bytes + self.held_by_others(members)):
+            self.release_others(members)
 
-    def release_others(self, member: Member) -> None:
-        """Leaves the device's memory to one member."""
+    def held_by_others(self, members: Sequence[Member]) -> int:
+        """Bytes of the device that all but ``members`` hold."""
+        return sum(other.held_bytes for other in self.members if other not in members)
+
+    def release_others(self, members: Sequence[Member]) -> None:
+        """Leaves the device's memory to ``members``."""
         for other in self.members:
-            if other is not member:
+            if other not in members:
                 other.release()
 
 

@@ -26,8 +26,8 @@ T = TypeVar("T")
 def check_case(fleet: Fleet, case: Case, rows: Rows, config: BenchConfig, done: Callable[[Member], None]) -> None:
     """Check every row against the oracle, in its own worker; each gets a status. ``done`` hears of each member.
 
-    Members work side by side where the device holds them all. One that runs out of memory is believed only when it
-    does so alone.
+    As many members work side by side as the device holds together. One that runs out of memory is believed only when
+    it does so alone.
     """
     members = []
     for member in rows:
@@ -43,13 +43,11 @@ def check_case(fleet: Fleet, case: Case, rows: Rows, config: BenchConfig, done: 
     if not members:
         return
     need = attention_bytes(case, "bwd") * (MEMORY_FACTOR_BROADCAST if case.broadcast_q else MEMORY_FACTOR)
-    if fleet.fits(need * len(members)):
-        fleet.each(members, lambda member: member.check(case, rows[member], config.check), done)
-    else:
-        for member in members:
-            fleet.make_room(member, need)
-            member.check(case, rows[member], config.check)
-            done(member)
+    width = fleet.width(need)
+    for first in range(0, len(members), width):
+        wave = members[first:first + width]
+        fleet.make_room(wave, need * len(wave))
+        fleet.each(wave, lambda member: member.check(case, rows[member], config.check), done)
     for member in members:
         short = [row for row in rows[member] if row.status is Status.OOM]
         if short and len(members) > 1 and fleet.environment.memory_bytes:
@@ -59,7 +57,7 @@ def check_case(fleet: Fleet, case: Case, rows: Rows, config: BenchConfig, done: 
 
 
 def _check_alone(fleet: Fleet, member: Member, case: Case, short: Sequence[Row], config: BenchConfig) -> None:
-    fleet.release_others(member)
+    fleet.release_others([member])
     for row in short:
         row.status, row.message = None, ""
     member.check(case, short, config.check)
@@ -108,14 +106,14 @@ def _sample(fleet: Fleet, member: Member, case: Case, row: Row, rows: Sequence[R
     for attempt in ("beside others", "alone"):
         try:
             if not member.bound:
-                fleet.make_room(member, member.peak_bytes)
+                fleet.make_room([member], member.peak_bytes)
                 member.bind(case, [other for other in rows if other.status is Status.OK])
             row.blocks.append(member.sample(row, plan_block(row, timing)))
             return
         except WorkerError as error:
             member.release()
-            if error.status is Status.OOM and attempt == "beside others" and fleet.held_by_others(member):
-                fleet.release_others(member)
+            if error.status is Status.OOM and attempt == "beside others" and fleet.held_by_others([member]):
+                fleet.release_others([member])
                 row.note("timed without other backends in memory")
                 continue
             row.fail(error.status, f"while timing: {error.message}")

@@ -271,6 +271,9 @@ class _Check:
         return ["fwd", "bwd"] if ("bwd", scope) in self.rows else ["fwd"]
 
     def _stage(self, doing: str, direction: str = "", scope: str = "") -> None:
+        """Says what comes next, to the other end and, with the time of day, to the worker's log."""
+        print(" ".join([time.strftime("%H:%M:%S"), self.case.name, direction, scope, doing]).replace("  ", " "),
+              flush=True)
         self.emit({"event": "stage", "direction": direction, "scope": scope, "doing": doing})
 
     def _peak_mib(self, others_bytes: int) -> float | None:

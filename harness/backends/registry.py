@@ -31,9 +31,12 @@ def backend_class(key: str) -> type[Backend]:
         raise UserError(f"backend: no such backend {key!r}; allowed: {', '.join(BACKENDS)}, or package.module:Class")
     module, name = BACKENDS.get(key, key).split(":", 1)
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two: no module name at all
         raise UserError(f"backend: {key!r} can't be imported: {error}") from None
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise UserError(f"backend: {key!r} is no subclass of harness.backends.base.Backend")
+    return found
 
 
 def create(key: str, options: Mapping[str, object] | None = None) -> Backend:

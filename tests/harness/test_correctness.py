@@ -157,6 +157,7 @@ def test_infinite_missing_and_misshapen_results_are_wrong() -> None:
     assert "infinite" in oracle.check_backward(replace(good, dk=spoilt)).message
     assert "gave none" in oracle.check_backward(replace(good, dv=None)).message
     assert "expected shape" in oracle.check_forward(replace(good, out=good.out[:-1])).message
+    assert "got torch.float32" in oracle.check_forward(replace(good, out=good.out.float())).message
 
 
 def test_lse_is_checked_where_given() -> None:

@@ -18,6 +18,16 @@ def test_an_unknown_key_lists_those_that_there_are():
         registry.create("fa5")
 
 
+@pytest.mark.parametrize(("key", "message"), [
+    ("no_such_module:Class", "can't be imported: No module named"), ("os:nothing", "can't be imported: module 'os'"),
+    (":", "can't be imported"), ("..:x", "can't be imported"),
+    ("os:system", "no subclass of harness.backends.base.Backend"), ("os:path", "no subclass"),
+])
+def test_a_backend_from_elsewhere_must_be_one(key, message):
+    with pytest.raises(UserError, match=message):
+        registry.create(key)
+
+
 @pytest.mark.parametrize(("key", "options", "message"), [
     ("padded", {"encoding": "x"}, "backend padded: options.encoding: no such option; allowed: none"),
     ("fa4", {"encodings": "x"}, "options.encodings: no such option; allowed: encoding, scheduler_metadata"),
