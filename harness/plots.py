@@ -22,6 +22,14 @@ from scipy.stats import gmean
 from harness import plot_parts as parts
 from harness.units import throughput_unit
 
+FAR_BELOW = 0.1  # speed-ups below stand as figures at the edge, so that one of them doesn't squeeze all others
+# ticks of a log axis of ratios, by the span (largest over smallest) up to which their labels have room
+RATIO_TICKS = (
+    (10.0, (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10)),
+    (50.0, (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)),
+    (float("inf"), (0.001, 0.01, 0.1, 1, 10, 100, 1000)),
+)
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -83,9 +91,9 @@ def _speedup(rows: pd.DataFrame) -> Figure | str:
     figure, drawn = _dot_panels(rows, "Speed-up over FA4 in the same run (log scale, right of the line is faster)",
                                 text, mean_row=True)
     seen = rows[["value", "low", "high"]]
-    low, high = min(seen.min().min() / 1.1, 0.8), max(seen.max().max() * 1.12, 1.25)
-    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 10, 20, 50, 100)
-             if low <= tick <= high]
+    low, high = max(min(seen.min().min() / 1.1, 0.8), FAR_BELOW), max(seen.max().max() * 1.18, 1.25)
+    every = next(ticks for span, ticks in RATIO_TICKS if high / low <= span)
+    ticks = [tick for tick in every if low <= tick <= high]
     for axes in drawn:
         axes.set_xscale("log")
         axes.set_xlim(low, high)
@@ -93,6 +101,11 @@ def _speedup(rows: pd.DataFrame) -> Figure | str:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: "1×\n= FA4" if value == 1 else f"{value:g}×"))
         axes.axvline(1.0, color=parts.FA4, linewidth=1.4, zorder=1.5)
+        for line in [line for line in axes.lines if line.get_linestyle() == "None"]:
+            for x, y in np.column_stack([np.asarray(values, dtype=float) for values in line.get_data()]).tolist():
+                if x < low:
+                    axes.annotate(f"← {x:.2g}×", (low, y), xytext=(3, -3), textcoords="offset points", fontsize=7.5,
+                                  color=line.get_markerfacecolor())
     return figure
 
 

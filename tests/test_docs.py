@@ -1,5 +1,6 @@
 """The documentation names everything that there is, and nothing else."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -54,3 +55,14 @@ def test_results_readme_names_every_sample_column_and_status():
         assert re.search(rf"\b{column}\b", text)
     table = text[text.index("| status | meaning |"):text.index("**Intervals.**")]
     assert re.findall(r"^\| `([a-z_]+)` \|", table, flags=re.MULTILINE) == [status.value for status in Status]
+
+
+def test_readme_headline_is_what_the_committed_records_say():
+    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "docs" / "fill_readme.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    text = (ROOT / "README.md").read_text()
+    table = script.TABLE.search(text)
+    assert table
+    assert "geometric mean" in table[0]
+    assert script.filled(text) == text, "run python docs/fill_readme.py"

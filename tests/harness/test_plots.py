@@ -114,3 +114,13 @@ def test_each_backend_keeps_its_own_colour_and_marker():
     assert len({(style.colour, style.marker) for style in styles.values()}) == len(labels)
     assert len({style.marker for style in plot_parts.STYLES.values()}) == len(plot_parts.STYLES)
     assert plot_parts.backend_styles(["padded", "fa4"])["fa4"] == styles["fa4"]
+
+
+def test_a_speed_up_far_below_is_a_figure_at_the_edge(gem, tmp_path):
+    slow = gem.copy()
+    worst = slow[(slow["backend"] == "padded") & (slow["status"] == "ok")].index[0]
+    slow.loc[worst, ["speedup_vs_fa4", "speedup_vs_fa4_ci_low", "speedup_vs_fa4_ci_high"]] = [0.0072, 0.0071, 0.0073]
+    draw_plots(slow, tmp_path)
+    texts = svg_text(tmp_path / "speedup.svg")
+    assert "← 0.0072×" in texts
+    assert not any(text.startswith("←") for text in svg_text(draw_plots(gem, tmp_path / "without")[1].paths[1]))
