@@ -33,14 +33,7 @@ class HopperImplementation:
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why it can't run; checks the device, TLX, and what the kernels don't cover."""
-        if direction == "bwd":
-            return _tlx_missing() or _backward().declines(problem, device)
-        if device.type != "cuda":
-            return f"TLX kernels for Hopper need an sm_90 GPU, the device is {device}"
-        capability = torch.cuda.get_device_capability(device)
-        if capability != (9, 0):
-            return f"TLX kernels for Hopper need sm_90, the GPU is sm_{capability[0]}{capability[1]}"
-        return _tlx_missing() or _not_covered(problem)
+        return _wrong_device(device) or _tlx_missing() or _not_covered(problem, direction)
 
     def make_options(self, direction: Direction, values: Mapping[str, object]) -> object:
         """``variant`` and single switches of `HopperForwardOptions`; for ``bwd`` those of `HopperBackwardOptions`."""
@@ -92,12 +85,21 @@ def resolve_forward(problem: JaggedProblem, schedule: str | None = None,
     return resolved
 
 
-def _not_covered(problem: JaggedProblem) -> str | None:
+def _wrong_device(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return f"TLX kernels for Hopper need an sm_90 GPU, the device is {device}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability != (9, 0):
+        return f"TLX kernels for Hopper need sm_90, the GPU is sm_{capability[0]}{capability[1]}"
+    return None
+
+
+def _not_covered(problem: JaggedProblem, direction: Direction) -> str | None:
     if problem.head_dim not in HEAD_DIMS:
         return f"head_dim {problem.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}"
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"dtype {problem.dtype} is neither bfloat16 nor float16"
-    if problem.softmax_scale <= 0:
+    if direction == "fwd" and problem.softmax_scale <= 0:  # the running maximum is taken before the scale
         return f"softmax_scale must be above 0, got {problem.softmax_scale}"
     rows = max(problem.layout_q.total, problem.layout_k.total)
     if rows >= _MAX_ROWS:

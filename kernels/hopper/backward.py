@@ -13,29 +13,13 @@ from kernels.hopper import backward_schedule
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
-from kernels.hopper.ragged import MAX_ROWS, packed_descriptor
+from kernels.hopper.ragged import packed_descriptor
 from kernels.problem import JaggedProblem
 
 BLOCK_N = 128
 BLOCK_M = {64: 128, 128: 64}  # by head_dim
 SMEM_BYTES = 232_448
 SUM_ROWS = 8
-
-
-def declines(problem: JaggedProblem, device: torch.device) -> str | None:
-    """Why the problem can't run on the device; None if it can."""
-    if problem.head_dim not in BLOCK_M:
-        return f"head_dim {problem.head_dim} is not one of {', '.join(map(str, BLOCK_M))}"
-    if problem.dtype not in (torch.bfloat16, torch.float16):
-        return f"dtype {problem.dtype} is neither torch.bfloat16 nor torch.float16"
-    if max(problem.layout_q.total, problem.layout_k.total) >= MAX_ROWS:
-        return f"needs fewer than {MAX_ROWS} rows"
-    if device.type != "cuda":
-        return f"device type {device.type} is not cuda"
-    major, minor = torch.cuda.get_device_capability(device)
-    if (major, minor) != (9, 0):
-        return f"needs compute capability 9.0, this GPU has {major}.{minor}"
-    return None
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:

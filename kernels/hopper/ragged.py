@@ -12,8 +12,6 @@ import triton.language.extra.tlx as tlx
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-MAX_ROWS = 2**30  # what the coordinate arithmetic of ragged descriptors can address
-
 _BILLION = tl.constexpr(1 << 30)
 
 

@@ -67,10 +67,12 @@ def test_switches_show_in_the_record():
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"head_dim": 96}, "head_dim 96 is not one of 64, 128"), ({"dtype": torch.float32}, "torch.float32 is neither"),
-    ({}, "device type cpu is not cuda")])
-def test_declines(changes, reason):
-    assert reason in IMPLEMENTATION.declines(problem(**changes), "bwd", torch.device("cpu"))
+    ({"head_dim": 96}, "head_dim 96 is not one of 64, 128"), ({"dtype": torch.float32}, "torch.float32 is neither")])
+def test_declines(changes, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert reason in IMPLEMENTATION.declines(problem(**changes), "bwd", torch.device("cuda"))
+    assert IMPLEMENTATION.declines(problem(softmax_scale=-1.0), "bwd", torch.device("cuda")) is None
+    assert "the device is cpu" in IMPLEMENTATION.declines(problem(), "bwd", torch.device("cpu"))
 
 
 def test_empty_problems_need_no_kernel():
