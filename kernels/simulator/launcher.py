@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.offline import OfflineDriver
 from kernels.simulator import context
 from kernels.simulator.agents import SMEM_LIMIT, TMEM_COLUMNS
 from kernels.simulator.clocks import Clocked
@@ -32,25 +32,6 @@ _LAUNCH_OPTIONS = frozenset({
     "minRegAutoWS", "num_ctas", "num_stages", "num_warps", "pingpongAutoWS", "preferred_ctas_per_cga", "stream",
     "warmup",
 })
-
-
-class OfflineDriver:
-    """Stands in for Triton's GPU driver where there is no GPU: enough for host code that asks what it runs on."""
-
-    def __init__(self, arch: int):
-        self._arch = arch
-
-    def get_current_target(self) -> Any:
-        """The simulated GPU."""
-        return GPUTarget("cuda", self._arch, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where tensors live."""
-        return torch.device("cpu")
-
-    def get_current_device(self) -> int:
-        """The only one."""
-        return 0
 
 
 class Simulator:

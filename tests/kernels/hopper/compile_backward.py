@@ -7,15 +7,10 @@ Prints one JSON line a variant: name, shared (bytes), stack (bytes a thread, 0 i
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
@@ -25,10 +20,10 @@ from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
+from kernels.offline import OfflineDriver, resource_usage
 from kernels.problem import JaggedProblem
 
-BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
-TARGET = GPUTarget("cuda", 90, 32)
+HOPPER = OfflineDriver(90)
 VARIANTS = {
     "default": (Options(), {}), "all once": (Options(dq_stages=1, ds_stages=1, dk_first=False), {}),
     "short gap": (SHORT_GAP, {}), "one block of shared Q": (replace(SHORT_GAP, dk_first=True), {}),
@@ -37,22 +32,6 @@ VARIANTS = {
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
-
-
-class OfflineDriver:
-    """Answers what compiling asks of a driver."""
-
-    def get_current_target(self):
-        return TARGET
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
-
-    def get_current_device(self):
-        return 0
-
-    def map_python_to_cpp_type(self, type_name):
-        return type_name
 
 
 def compile_backward(options, changes):
@@ -70,23 +49,16 @@ def compile_backward(options, changes):
         types[f"desc_{name}"] = f"tensordesc<{element}[1,1,{count},{64 if name == 'dq' else dim}]>"
     fixed = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("rows", "tiles", "bounds")}
-    return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=TARGET,
+    return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=HOPPER.target,
                           options={"num_warps": 4, "num_stages": 1})
 
 
-def stack_bytes(cubin):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([BIN / "cuobjdump", "-res-usage", file.name], capture_output=True, text=True, check=True)
-    return max(int(size) for size in re.findall(r"STACK:(\d+)", usage.stdout))
-
-
 def main():
-    driver.set_active(OfflineDriver())
+    driver.set_active(HOPPER)
     for name, (options, changes) in VARIANTS.items():
         kernel = compile_backward(options, changes)
-        print(json.dumps({"name": name, "shared": kernel.metadata.shared, "stack": stack_bytes(kernel.asm["cubin"]),
+        print(json.dumps({"name": name, "shared": kernel.metadata.shared,
+                          "stack": resource_usage(kernel.asm["cubin"])["stack"],
                           "set_registers": kernel.asm["ptx"].count("setmaxnreg.inc")}))
 
 

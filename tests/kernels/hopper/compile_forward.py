@@ -8,39 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
-import torch
 import triton
 from forward_cases import MASKS, problem
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
 from kernels.hopper.forward import jagged_forward, kernel_constants, launch_options
 from kernels.hopper.options import VARIANTS
+from kernels.offline import OfflineDriver, disassemble
 
-BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
-TARGET = GPUTarget("cuda", 90, 32)
-
-
-class OfflineDriver:
-    """Answers what compiling asks of a driver."""
-
-    def get_current_target(self):
-        return TARGET
-
-    def get_active_torch_device(self):
-        return torch.device("cpu")
-
-    def get_current_device(self):
-        return 0
-
-    def map_python_to_cpp_type(self, type_name):
-        return type_name
+HOPPER = OfflineDriver(90)
 
 
 def compile_forward(options, dim, mask):
@@ -51,15 +30,8 @@ def compile_forward(options, dim, mask):
     for name, rows in (("q", 64), ("k", options.block_n), ("v", options.block_n), ("o", 64)):
         types[f"desc_{name}"] = f"tensordesc<bf16[1,1,{rows},{dim}]>"
     values = {(jagged_forward.arg_names.index(name),): value for name, value in constants.items()}
-    return triton.compile(ASTSource(jagged_forward, types, values, {}), target=TARGET,
+    return triton.compile(ASTSource(jagged_forward, types, values, {}), target=HOPPER.target,
                           options={"num_warps": 4, "num_stages": 1, **launch_options(options)})
-
-
-def disassemble(cubin):
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run([BIN / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def beside_matmul(sass):
@@ -84,7 +56,7 @@ def beside_matmul(sass):
 
 
 def main():
-    driver.set_active(OfflineDriver())
+    driver.set_active(HOPPER)
     for name, variant in VARIANTS.items():
         cases = [("full", variant)]
         cases.append(("causal" if name == "tri64" else "window", replace(variant, schedule="dynamic", section_mb=0)))

@@ -1,12 +1,9 @@
 """What the compiler makes of the backward's variants for sm_90a: shared memory that fits, and where registers spill."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from offline_script import lines_of
 
 from kernels.hopper.backward import SMEM_BYTES
 
@@ -16,11 +13,7 @@ SPILLS = {"window": 32, "groups": 8, "D = 64": 16, "D = 64, default": 16}  # byt
 
 @pytest.fixture(scope="module")
 def compiled():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(SCRIPT.parents[3]), environment.get("PYTHONPATH", "")])
-    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment, timeout=280)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return {line["name"]: line for line in map(json.loads, run.stdout.splitlines())}
+    return {line["name"]: line for line in lines_of(SCRIPT)}
 
 
 def test_spills_are_known(compiled):

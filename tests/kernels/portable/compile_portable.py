@@ -8,49 +8,21 @@ line for each compiled kernel: kernel, arch, registers, stack (bytes a thread; w
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
-from pathlib import Path
 from unittest import mock
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.autotuner import Autotuner
 
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
+from kernels.offline import OfflineDriver, resource_usage
 from kernels.portable import IMPLEMENTATION, backward, forward, tuning
 from kernels.portable.tiles import select
 from kernels.problem import JaggedProblem
 
 FULL = Mask()
 KERNELS = (forward.forward_kernel, backward.delta_kernel, backward.dkdv_kernel, backward.dq_kernel)
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-
-
-class OfflineDriver:
-    """Answers what compiling asks of a driver."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def get_current_target(self):
-        return self.target
-
-    def get_active_torch_device(self):
-        return "cpu"
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def map_python_to_cpp_type(self, type_name):
-        return type_name
 
 
 def compiled_kernels():
@@ -71,7 +43,7 @@ def compile_instead(kernel, grid, problem, arguments):
 
 def compile_for(arch, problem):
     """Compiles the four kernels with the arguments that a call on this problem would pass them."""
-    driver.set_active(OfflineDriver(GPUTarget("cuda", arch, 32)))
+    driver.set_active(OfflineDriver(arch))
     for kernel in KERNELS:
         kernel.device_caches.clear()
     for kernel in (forward.FORWARD, backward.DKDV, backward.DQ):
@@ -83,17 +55,6 @@ def compile_for(arch, problem):
                                                                                256, 256)[1:2])):
         _, lse = IMPLEMENTATION.forward(problem, q, k, k)
         IMPLEMENTATION.backward(problem, q, k, k, out, lse, out)
-
-
-def usage(kernel):
-    """Registers and stack bytes a thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(kernel.asm["cubin"])
-        cubin.flush()
-        printed = subprocess.run([CUOBJDUMP, "-res-usage", cubin.name], capture_output=True, text=True,
-                                 check=True).stdout
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", printed).groups()
-    return {"registers": int(registers), "stack": int(stack)}
 
 
 def make_problem(lengths_q, lengths_k, head_dim, mask=FULL, broadcast_q=False):
@@ -108,7 +69,7 @@ def main():
                           (100, make_problem([32] * 3, [300, 5, 20], 96, broadcast_q=True))):
         compile_for(arch, problem)
         for (name, _), kernel in compiled_kernels().items():
-            print(json.dumps({"kernel": name, "arch": arch, **usage(kernel),
+            print(json.dumps({"kernel": name, "arch": arch, **resource_usage(kernel.asm["cubin"]),
                               "tensor_memory": getattr(kernel.metadata, "tmem_size", None)}))
 
 

@@ -20,7 +20,7 @@ import json, small_kernels, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import driver
-from kernels.simulator.launcher import OfflineDriver
+from kernels.offline import OfflineDriver
 
 driver.set_active(OfflineDriver(90))
 kernel = small_kernels.store_without_fence
