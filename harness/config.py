@@ -33,8 +33,10 @@ NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"  # fit for the name of a file
 class BackendConfig(StrictModel):
     """A backend of the sweep; in YAML also just its key."""
 
-    backend: str = Field(min_length=1, description="key of the backend in the registry, such as `jfa` or `fa4`")
-    name: str = Field(default="", pattern=r"^$|" + NAME, description="label in records and plots; the key if left out")
+    backend: str = Field(min_length=1, description=(
+        "key of the backend in the registry, such as `jfa` or `fa4`, or `package.module:Class` for one of your own"))
+    name: str = Field(default="", pattern=r"^$|" + NAME, description=(
+        "label in records and plots; if left out the key, or the class of a `package.module:Class`"))
     options: dict[str, Any] = Field(default_factory=dict, description="options of this backend, such as a schedule")
 
     @model_validator(mode="before")
@@ -43,7 +45,7 @@ class BackendConfig(StrictModel):
         if isinstance(data, str):
             data = {"backend": data}
         if isinstance(data, dict) and isinstance(data.get("backend"), str):
-            data = {"name": data["backend"], **data}
+            data = {"name": data["backend"].rpartition(":")[2], **data}
         return data
 
 
@@ -61,7 +63,7 @@ class TimingConfig(StrictModel):
         default=200, description="samples of a row at most")
     max_seconds: float = Field(
         default=2.0, strict=True, gt=0, le=1e6, allow_inf_nan=False,
-        description="seconds of sampling after which a row stops at `min_samples`")
+        description="seconds of sampling after which a row with `min_samples` stops")
     blocks: Annotated[int, Field(strict=True, ge=2, le=100, multiple_of=2)] = Field(
         default=2, description="blocks that a row's samples come in; backends take turns in the order A B B A")
 

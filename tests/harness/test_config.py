@@ -64,6 +64,11 @@ def test_a_backend_is_a_key_or_a_mapping(load):
                                BackendConfig(backend="jfa", name="jfa_sorted", options={"schedule": "sorted"}))
 
 
+def test_a_backend_of_ones_own_is_named_after_its_class():
+    assert BackendConfig.model_validate("package.module:Mine").name == "Mine"
+    assert BackendConfig.model_validate({"backend": "package.module:Mine", "name": "x"}).name == "x"
+
+
 @pytest.mark.parametrize(("written", "windows"), [
     ("null", (None,)), ("[16, 0]", ((16, 0),)), ("[null, 5]", ((None, 5),)),
     ("[[16, 0], null, [null, 3]]", ((16, 0), None, (None, 3)))])
