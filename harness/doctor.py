@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ANSWER = "harness-doctor-answer: "
 WHAT_A_GPU_ADDS = (
     "No NVIDIA GPU was used. On one (sm_80 or newer) the same commands time jfa and jfa_triton, which a CPU can only "
-    "check, against fa4, cudnn, fa2 and flex, and `make bench` runs configs/gem.yaml. The TLX kernels need sm_90 (Hopper).")
+    "check, against fa4, cudnn, fa2 and flex, and `make bench` runs configs/gem.yaml. The TLX kernels need sm_90 "
+    "(Hopper).")
 
 
 @dataclass(frozen=True)
