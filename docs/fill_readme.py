@@ -29,7 +29,7 @@ def filled(text: str) -> str:
 
 
 def headline(records: pd.DataFrame) -> str:
-    """Markdown: the measurement's label, then a line per case, TFLOP/s of ours and of FA4 in kernel scope."""
+    """Markdown: the measurement's label, then a line per case, TFLOP/s of both in kernel scope, and means of both scopes."""
     rows = records[(records["scope"] == "kernel") & records["backend"].isin([OURS, RIVAL])]
     heads = [f"{name}: JFA | FA4 | JFA / FA4" for name in DIRECTIONS.values()]
     lines = [caption(rows) + " TFLOP/s of useful work.", "",
@@ -37,9 +37,15 @@ def headline(records: pd.DataFrame) -> str:
     for case, found in rows.groupby("case", sort=False):
         cells = [cell for direction in DIRECTIONS for cell in _cells(found[found["direction"] == direction])]
         lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
-    means = [f"{gmean(_speedups(rows, direction)):.2f}x" for direction in DIRECTIONS]
-    lines.append("| **geometric mean** | " + " | ".join(f"| | **{mean}**" for mean in means) + " |")
+    lines.append(_means("geometric mean", rows))
+    lines.append(_means("the same in operation scope", records[records["scope"] == "operation"]))
     return "\n".join([*lines, ""])
+
+
+def _means(label: str, rows: pd.DataFrame) -> str:
+    """The line of geometric means of the speed-ups."""
+    means = [f"{gmean(_speedups(rows, direction)):.2f}x" for direction in DIRECTIONS]
+    return f"| **{label}** | " + " | ".join(f"| | **{mean}**" for mean in means) + " |"
 
 
 def _speedups(rows: pd.DataFrame, direction: str) -> pd.Series:
