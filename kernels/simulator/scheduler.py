@@ -36,7 +36,7 @@ class Machine:
         self.findings, self.ledger = findings, ledger
         self.rng = random.Random(seed)
         self._operation_bias = self.rng.choice([0.02, 0.1, 0.3, 0.6, 0.9])
-        self._skew = self.rng.choice([0.0, 1.0, 2.0])
+        self._skew = self.rng.choice([0.0, 2.0, 6.0])
         self._kind_skew, self._operation_skew = self.rng.choice([0.0, 4.0, 8.0]), self.rng.choice([0.0, 2.0, 4.0])
         if mode == "lazy":
             self._kind_skew = 8.0
