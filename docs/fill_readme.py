@@ -29,7 +29,7 @@ def filled(text: str) -> str:
 
 
 def headline(records: pd.DataFrame) -> str:
-    """Markdown: the measurement's label, then a line per case, TFLOP/s of both in kernel scope, and means of both scopes."""
+    """Markdown: the measurement's label, then a line per case, TFLOP/s in kernel scope, and means of both scopes."""
     rows = records[(records["scope"] == "kernel") & records["backend"].isin([OURS, RIVAL])]
     heads = [f"{name}: JFA | FA4 | JFA / FA4" for name in DIRECTIONS.values()]
     lines = [caption(rows) + " TFLOP/s of useful work.", "",
