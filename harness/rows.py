@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-import numpy as np
-
 from harness import flops
 from harness.cases import Case
 from harness.environment import Checkout, DeviceEnvironment
@@ -100,7 +98,6 @@ def make_record(run: RunFacts, backend: BackendFacts, case: Case, row: Row,
     tile = flops.tile_flops(case, row.direction)
     padded = flops.padded_flops(case, row.direction)
     floor_ms = flops.floor_ms(n_flops, n_bytes, run.ceilings) if run.ceilings else None
-    lengths = case.lengths_k if case.broadcast_q else case.lengths_q
     environment = backend.environment
     measured: dict[str, Any] = {f"error_{name}": error for name, error in row.errors.items()}
     if status is Status.OK:
@@ -110,7 +107,7 @@ def make_record(run: RunFacts, backend: BackendFacts, case: Case, row: Row,
         case_id=case.case_id, case=case.name, mode=case.mode, batch=case.batch, num_heads_q=case.num_heads_q,
         num_heads_kv=case.num_heads_kv, head_dim=case.head_dim, dtype=case.dtype, causal=case.mask.right == 0,
         window=window_label(case), hazard=case.hazard, distribution=case.distribution,
-        density=float(np.mean(lengths) / lengths.max()) if lengths.max(initial=0) else None,
+        density=case.density,
         total_q=case.total_q, total_k=case.total_k, max_seqlen_q=case.max_seqlen_q, max_seqlen_k=case.max_seqlen_k,
         backend=backend.label, impl=row.impl, backend_version=backend.version, direction=row.direction,
         scope=row.scope, status=status, message=row.message or ("" if status is Status.OK else status.value),

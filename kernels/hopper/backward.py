@@ -18,7 +18,6 @@ from kernels.problem import JaggedProblem
 
 BLOCK_N = 128
 BLOCK_M = {64: 128, 128: 64}  # by head_dim
-SMEM_BYTES = 232_448
 SUM_ROWS = 8
 
 

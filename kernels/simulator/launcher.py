@@ -196,7 +196,7 @@ class Simulator:
 
         properties = types.SimpleNamespace(multi_processor_count=self.sms, major=self.arch // 10, minor=self.arch % 10,
                                            name="simulated", shared_memory_per_multiprocessor=233_472,
-                                           shared_memory_per_block_optin=232_448, total_memory=2**33)
+                                           shared_memory_per_block_optin=SMEM_LIMIT, total_memory=2**33)
         patches: list[tuple[Any, str, Any]] = [
             (torch, "empty", on_cpu(empty)), (torch, "empty_like", on_cpu(empty_like)),
             (torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor), (Autotuner, "run", autotuned),

@@ -1,4 +1,4 @@
-"""Runs a script that compiles kernels: apart from pytest, whose process has Triton's interpreter switched on."""
+"""Runs Python that compiles kernels: apart from pytest, whose process has Triton's interpreter switched on."""
 
 import json
 import os
@@ -9,11 +9,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def lines_of(script, **environment):
-    """The JSON lines that a script prints, in order. Modules beside it can be imported."""
+def printed_by(*arguments, beside=None, **environment):
+    """What ``python ARGUMENTS`` prints; modules in the folder ``beside`` can be imported."""
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), variables.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=280,
+    folders = [str(ROOT), variables.get("PYTHONPATH", "")]
+    variables["PYTHONPATH"] = os.pathsep.join([str(beside), *folders] if beside else folders)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=280,
                           env={**variables, **environment})
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return done.stdout
+
+
+def lines_of(script, **environment):
+    """The JSON lines that a script prints, in order. Modules beside it can be imported."""
+    return [json.loads(line) for line in printed_by(str(script), **environment).splitlines()]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from offline_script import lines_of
 
-from kernels.hopper.backward import SMEM_BYTES
+from kernels.hopper.options import SMEM_PER_CTA
 
 SCRIPT = Path(__file__).with_name("compile_backward.py")
 SPILLS = {"window": 32, "groups": 8, "D = 64": 16, "D = 64, default": 16}  # bytes a thread at most; others: none
@@ -21,7 +21,7 @@ def test_spills_are_known(compiled):
 
 
 def test_shared_memory_fits(compiled):
-    assert {name: line["shared"] for name, line in compiled.items() if line["shared"] > SMEM_BYTES} == {}
+    assert {name: line["shared"] for name, line in compiled.items() if line["shared"] > SMEM_PER_CTA} == {}
 
 
 def test_registers_are_redistributed(compiled):

@@ -1,13 +1,12 @@
 """Shared memory as simulated and as the compiler counts it (in a process without Triton's interpreter)."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import small_kernels
 import torch
+from offline_script import printed_by
 
 from kernels.simulator import Simulator
 
@@ -29,12 +28,7 @@ print(smem(), smem(compile_memory=True))
 
 
 def test_simulated_count_is_just_below_the_compilers():
-    here = Path(__file__).parent
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parents[2])])
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    simulated, compiled = map(int, done.stdout.split())
+    simulated, compiled = map(int, printed_by("-c", _SCRIPT, beside=Path(__file__).parent).split())
     assert simulated == 3 * 64 * 64 * 2 + 4 * 8
     assert simulated <= compiled <= simulated + 1100
 

@@ -2,15 +2,13 @@
 
 import contextlib
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import small_kernels
 import torch
+from offline_script import printed_by
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.simulator import SimulationError, Simulator
@@ -33,12 +31,7 @@ _EVENTS = r"mbarrier\.try_wait|mbarrier\.arrive|bar\.sync|fence\.proxy\.async|cp
 
 @pytest.fixture(scope="module")
 def ptx():
-    here = Path(__file__).parent
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parents[2])])
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(printed_by("-c", _SCRIPT, beside=Path(__file__).parent))
 
 
 def before_the_store(text):
