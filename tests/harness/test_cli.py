@@ -11,6 +11,7 @@ from sample_records import gem_like, smoke_like
 from typer.testing import CliRunner
 
 from harness import cli, doctor, runner
+from harness.cli import base
 from harness.records import COLUMNS, append_records, read_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +58,7 @@ def test_a_closed_standard_output_is_no_error(config):
 
 
 def test_tables_show_names_as_they_are():
-    console = cli._console()
+    console = base.make_console()
     console.file = io.StringIO()
     console.print("[red]x[/blue]")
     assert console.file.getvalue() == "[red]x[/blue]\n"

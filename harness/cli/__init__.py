@@ -1,0 +1,14 @@
+"""The `harness` command: one module for each group of subcommands, imported in the order in which `--help` lists them.
+
+Each subcommand imports what it needs when it runs. Exit status: 0 done; 1 done, but without a single usable result, or
+with a finding of `simulate`; 2 something that the user can mend, in one line on stderr; 130 interrupted.
+"""
+
+# isort: off
+from harness.cli.base import app, main
+from harness.cli import run_commands
+from harness.cli import plot_commands
+from harness.cli import simulate_command
+# isort: on
+
+__all__ = ["app", "main", "plot_commands", "run_commands", "simulate_command"]

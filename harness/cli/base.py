@@ -1,0 +1,95 @@
+"""The Typer app that all subcommands join, and what they share. Imports nothing heavy, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from harness.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LOG_WIDTH = 160  # columns where the output is no terminal
+INTERRUPTED = 130
+
+
+class _Group(TyperGroup):
+    """Turns a `UserError` of any subcommand into its one line and exit status 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="harness", cls=_Group, add_completion=False, no_args_is_help=True, rich_markup_mode=None,
+    pretty_exceptions_enable=False, help="Measures jagged attention kernels against FlashAttention-4 and others.")
+
+
+class Scope(str, Enum):
+    """Which rows to take."""
+
+    kernel = "kernel"
+    operation = "operation"
+
+
+class TableFormat(str, Enum):
+    """How to write a table."""
+
+    table = "table"
+    markdown = "markdown"
+    csv = "csv"
+
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, such as configs/gem.yaml.")]
+CsvPath = Annotated[Path, typer.Argument(metavar="CSV", help="Records of a run, such as results/runs/.../gem.csv.")]
+
+
+def main() -> None:
+    """Entry point of the `harness` script."""
+    try:
+        app(prog_name="harness")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C would only spoil the exit status
+
+
+def make_console() -> Console:
+    """Where tables and progress go; a log has no width of its own, so it gets a fixed one."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()  # None where it is closed
+    return Console(width=None if terminal else LOG_WIDTH, highlight=False, markup=False)
+
+
+def read_rows(csv: Path) -> pd.DataFrame:
+    """Records with at least one row. Raises `UserError`."""
+    from harness.records import read_records
+
+    records = read_records(csv)
+    if records.empty:
+        raise UserError(f"{csv}: holds a header and no rows")
+    return records
+
+
+def write_plots(records: pd.DataFrame, out: Path, scope: str | None) -> None:
+    """Draw a run's plots and say where they are. Raises `UserError` if they can't be written."""
+    from harness.plots import draw_plots
+
+    try:
+        plots = draw_plots(records, out, scope)
+    except OSError as error:
+        raise UserError(f"{out}: can't write the plots: {error.strerror or error}") from None
+    for plot in plots:
+        typer.echo(f"plot: no {plot.name}: {plot.skipped}" if plot.skipped else f"plot: {plot.paths[0]}")

@@ -1,0 +1,51 @@
+"""`harness plot` and `harness ablation`: what is made of a run's records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.cli.base import CsvPath, Scope, TableFormat, app, make_console, read_rows, write_plots
+from harness.errors import UserError
+
+
+@app.command("plot")
+def plot_command(
+    csv: CsvPath,
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="DIR", help="Directory to write; default plots/ beside the CSV.")] = None,
+    scope: Annotated[Scope | None, typer.Option(
+        "--scope", help="Rows to draw; default kernel, or operation where there are no others.")] = None,
+) -> None:
+    """Draw the plots of a run's records as PNG and SVG."""
+    write_plots(read_rows(csv), out or csv.parent / "plots", scope.value if scope else None)
+
+
+@app.command("ablation")
+def ablation_command(
+    csv: CsvPath,
+    full: Annotated[str, typer.Option("--full", metavar="NAME", help="Backend with every switch on.")] = "jfa",
+    scope: Annotated[Scope, typer.Option("--scope", help="Rows to compare.")] = Scope.kernel,
+    form: Annotated[TableFormat, typer.Option("--format", help="How to write the table.")] = TableFormat.table,
+) -> None:
+    """Tabulate what each switch is worth: the latency of each variant over that of the full kernel."""
+    from harness.ablation import ablate, ablation_markdown, ablation_table
+    from harness.backends.registry import BACKENDS
+    from harness.summary import DIRECTIONS, print_table
+
+    records = read_rows(csv)
+    rivals = tuple(name for name in BACKENDS if name != full)
+    try:
+        ratios = ablate(records, full, scope.value, rivals)
+    except UserError as error:
+        raise UserError(f"{csv}: {error}") from None
+    if form is TableFormat.csv:
+        typer.echo(ratios.to_csv(index=False, lineterminator="\n"), nl=False)
+    elif form is TableFormat.markdown:
+        typer.echo(ablation_markdown(ratios, full))
+    else:
+        for direction in DIRECTIONS:
+            if (ratios["direction"] == direction).any():
+                print_table(make_console(), ablation_table(ratios, direction, full))

@@ -1,0 +1,132 @@
+"""`harness run`, `harness cases` and `harness doctor`: what is run, and what would be."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli.base import INTERRUPTED, ConfigPath, app, make_console, write_plots
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.runner import RunOptions, RunResult
+
+
+@app.command("run")
+def run_command(
+    config: ConfigPath,
+    out: Annotated[Path | None, typer.Option(
+        "--out", metavar="DIR", help="Directory to write; default results/runs/<config name>-<UTC stamp>.")] = None,
+    case: Annotated[list[str] | None, typer.Option(
+        "--case", metavar="ID", help="Only this case (its id or name); may be repeated.")] = None,
+    backend: Annotated[list[str] | None, typer.Option(
+        "--backend", metavar="NAME", help="Only this backend (its name in the config); may be repeated.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
+    device: Annotated[str | None, typer.Option(
+        "--device", help="cuda, cuda:1 or cpu; default the GPU if there is one.")] = None,
+    replay: Annotated[Path | None, typer.Option(
+        "--from", metavar="DIR", help="Replay the cases of the run in DIR, with its exact lengths.")] = None,
+    no_plots: Annotated[bool, typer.Option("--no-plots", help="Write no plots.")] = False,
+) -> None:
+    """Run a config: check every backend on every case, time it, write CSV and plots, print a summary.
+
+    Rows that fail are data, not errors: the exit status is 0 once the run is complete, or 1 if no row came out
+    ok or untimed. After Ctrl-C it is 130, and what is complete is kept.
+    """
+    from harness import runner
+    from harness.config import load_config
+    from harness.progress import make_listener
+    from harness.records import to_frame
+    from harness.replay import load_cases
+    from harness.summary import print_summary
+
+    console = make_console()
+    loaded = load_config(config)
+    options = runner.RunOptions(
+        out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
+        resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)
+    result = runner.run(loaded, options, make_listener(console))
+    records = to_frame(result.records)
+    if len(records):
+        print_summary(console, records)
+        if not no_plots:
+            write_plots(records, result.out_dir / "plots", None)
+        typer.echo(f"records: {result.csv_path}")
+    _say_what_a_gpu_adds(records)
+    if result.interrupted:
+        typer.echo(_how_to_go_on(result, config, options, {"--from": replay, "--no-plots": no_plots}), err=True)
+        raise typer.Exit(INTERRUPTED)
+    if not records["status"].isin(["ok", "untimed"]).any():
+        typer.echo("no row came out ok or untimed; the reasons are above", err=True)
+        raise typer.Exit(1)
+
+
+@app.command("cases")
+def cases_command(
+    config: ConfigPath,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, with more columns.")] = False,
+    tflops: Annotated[float, typer.Option(
+        "--tflops", min=1e-6, help="Matmul TFLOP/s that the floor assumes; default as measured on an H200.")] = 690.0,
+    tbps: Annotated[float, typer.Option(
+        "--tbps", min=1e-6, help="Copy TB/s that the floor assumes; default as measured on an H200.")] = 4.3,
+) -> None:
+    """List a config's cases with token counts, FLOPs, bytes and the floor, without running them."""
+    from harness.case_table import cases_table, describe_cases
+    from harness.cases import expand
+    from harness.config import load_config
+    from harness.flops import Ceilings
+    from harness.summary import print_table
+
+    loaded = load_config(config)
+    described = describe_cases(expand(loaded), Ceilings(tflops, tbps))
+    if as_csv:
+        typer.echo(described.to_csv(index=False, lineterminator="\n"), nl=False)
+        return
+    title = f"{loaded.name}: {len(described)} cases (floor: computed for {tflops:g} TFLOP/s and {tbps:g} TB/s)"
+    print_table(make_console(), cases_table(described, title))
+
+
+@app.command("doctor")
+def doctor_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    timeout: Annotated[float, typer.Option(
+        "--timeout", metavar="S", min=1, max=1e6, help="Seconds that each backend has to answer.")] = 120.0,
+) -> None:
+    """Say which backends can run here and why the others can't, with versions.
+
+    The exit status is 1 if none can.
+    """
+    from harness.doctor import examine, print_report
+
+    report = examine(timeout_s=timeout)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), indent=2))
+    else:
+        print_report(make_console(), report)
+    if not report.usable:
+        raise typer.Exit(1)
+
+
+def _say_what_a_gpu_adds(records: pd.DataFrame) -> None:
+    if len(records) and (records["device_type"] == "cpu").all():
+        from harness.doctor import WHAT_A_GPU_ADDS
+
+        typer.echo(WHAT_A_GPU_ADDS)
+
+
+def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: dict[str, Path | bool | None]) -> str:
+    """What to say after Ctrl-C: the command that goes on with the same choices."""
+    if not result.run_json_path.exists():
+        return "interrupted before the first case; there is nothing to go on with"
+    words = ["harness", "run", str(config), "--out", str(result.out_dir), "--resume"]
+    for flag, chosen in (("--case", options.case_ids), ("--backend", options.backends)):
+        words += [word for value in chosen or () for word in (flag, value)]
+    words += ["--device", options.device] if options.device else []
+    for flag, value in more.items():
+        words += ([flag] if value is True else [flag, str(value)]) if value else []
+    return f"interrupted; what is complete was kept. To go on: {shlex.join(words)}"
