@@ -7,7 +7,7 @@ CONFIG  ?= $(if $(filter gpu,$(FLAVOUR)),configs/gem.yaml,configs/smoke.yaml)
 BIN     := $(VENV)/bin
 OUT     ?= dist/bundle
 
-.PHONY: help setup bench test check format doctor bundle clean
+.PHONY: help setup bench test check format doctor bundle env clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,8 +32,11 @@ format: setup ## lint fixes that are safe
 doctor: setup ## which backends can run here, and why the others can't
 	@$(BIN)/harness doctor
 
-bundle: ## dependencies as archives for a GPU machine without network (OUT=dir)
-	@PYTHON=$(PYTHON) scripts/bundle.sh $(OUT)
+bundle: ## dependencies as archives for a GPU machine without network (OUT=dir; NAME=fa4@4.0.0b15 for one environment)
+	@PYTHON=$(PYTHON) scripts/bundle.sh $(OUT) $(NAME)
+
+env: ## a named environment for a backend's worker (NAME=fa4@4.0.0b15; BUNDLE=dir without network)
+	@PYTHON=$(PYTHON) scripts/environment.sh $(NAME) $(BUNDLE)
 
 clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis results/runs

@@ -27,16 +27,19 @@ Flag = Annotated[bool, Field(strict=True)]
 Bound = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Window = tuple[Bound | None, Bound | None]
 
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}$"  # fit for the name of a file
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.+@-]{0,99}$"  # fit for the name of a file
 
 
 class BackendConfig(StrictModel):
     """A backend of the sweep; in YAML also just its key."""
 
     backend: str = Field(min_length=1, description=(
-        "key of the backend in the registry, such as `jfa` or `fa4`, or `package.module:Class` for one of your own"))
+        "key of the backend in the registry, such as `jfa` or `fa4`, or `package.module:Class` for one of your own; "
+        "`fa4@4.0.0b15` is `fa4` in the environment of that name"))
     name: str = Field(default="", pattern=r"^$|" + NAME, description=(
         "label in records and plots; if left out the key, or the class of a `package.module:Class`"))
+    environment: str = Field(default="", pattern=r"^$|" + NAME, description=(
+        "named environment whose packages its worker uses, see `make env`; if left out the harness's own"))
     options: dict[str, Any] = Field(default_factory=dict, description="options of this backend, such as a schedule")
 
     @model_validator(mode="before")
@@ -46,6 +49,9 @@ class BackendConfig(StrictModel):
             data = {"backend": data}
         if isinstance(data, dict) and isinstance(data.get("backend"), str):
             data = {"name": data["backend"].rpartition(":")[2], **data}
+            key, at, _ = data["backend"].partition("@")
+            if at:
+                data = {"environment": data["backend"], **data, "backend": key}
         return data
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import package_environments
 from harness.backends import registry
 from harness.cases import Case
 from harness.config import BackendConfig, BenchConfig, CheckConfig
@@ -39,12 +40,18 @@ class Member:
         self.bound = False
         self.held_bytes = 0
         self.peak_bytes = 0
+        self._pinned = package_environments.pinned_version(config.environment, config.backend)
+        packages = package_environments.find(config.environment)
+        if packages.problem:
+            self.problem = (Status.IMPORT_ERROR, packages.problem)
         backend = registry.create(config.backend, config.options)
-        self._client = WorkerClient(config.backend, config.options, device,
-                                    backend.environment(device.split(":")[0]), log_dir / f"{self.label}.log", timeout_s)
+        self._client = WorkerClient(config.backend, config.options, device, backend.environment(device.split(":")[0]),
+                                    log_dir / f"{self.label}.log", timeout_s, packages)
 
     def start(self) -> None:
         """Start the worker and ask what it can; sets `problem` if it can't run here."""
+        if self.problem:
+            return
         try:
             hello = self._client.start()
         except WorkerError as error:
@@ -56,6 +63,10 @@ class Member:
         if not hello["available"]:
             status = Status.IMPORT_ERROR if hello["import_failed"] else Status.UNSUPPORTED
             self.problem = (status, one_line(hello["reason"]))
+            self.stop()
+        elif self._pinned and self.version != self._pinned:
+            text = f"its environment should hold version {self._pinned}, but holds {self.version or 'none'}"
+            self.problem = (Status.IMPORT_ERROR, text)
             self.stop()
 
     def stop(self) -> None:

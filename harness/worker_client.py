@@ -8,7 +8,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.environment import ROOT
+from harness.package_environments import PackageEnvironment
 from harness.records import Status
 
 WORKER = ["-m", "harness.worker"]
@@ -42,12 +42,13 @@ class WorkerLost(WorkerError):
 class WorkerClient:
     """One worker process at a time for one backend; see `harness.worker` for the commands.
 
-    ``timeout_s`` is the longest that a worker may stay silent: events start it anew. Not for use from several
-    threads at once, but different clients may be.
+    ``timeout_s`` is the longest that a worker may stay silent: events start it anew. ``packages`` says with which
+    interpreter and packages it runs. Not for use from several threads at once, but different clients may be.
     """
 
     def __init__(self, backend: str, options: Mapping[str, Any], device: str, environment: Mapping[str, str],
-                 log_path: Path, timeout_s: float) -> None:
+                 log_path: Path, timeout_s: float, packages: PackageEnvironment) -> None:
+        self._packages = packages
         self._hello: dict[str, Any] = {"backend": backend, "options": dict(options), "device": device}
         self._environment = dict(environment)
         self._log_path = log_path
@@ -79,12 +80,12 @@ class WorkerClient:
             raise
 
     def _spawn(self) -> subprocess.Popen[str]:
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+        paths = [str(ROOT), *self._packages.paths, *filter(None, [os.environ.get("PYTHONPATH", "")])]
         environment = {**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)}
         with self._log_path.open("a", encoding="utf-8") as log:
             self._log_start = log.tell()
             return subprocess.Popen(
-                [sys.executable, *WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                [self._packages.python, *WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 env=environment, text=True, encoding="utf-8", errors="replace",
                 start_new_session=True)  # Ctrl-C is for the parent
 

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Packs this project's dependencies for a GPU machine that has torch but no network: bundle.sh OUT_DIR
+# Packs this project's dependencies for a GPU machine that has torch but no network: bundle.sh OUT_DIR [NAME]
 #
 #   OUT_DIR/base.tar.xz   the harness's own dependencies that are pure Python or small (pydantic, ruamel.yaml, typer, rich, ...)
 #   OUT_DIR/tlx.tar.xz    fbtriton (Triton with TLX)
 #   OUT_DIR/fa4.tar.xz    flash-attn-4, nvidia-cutlass-dsl (CUDA 13), nvidia-cudnn-frontend
 #   OUT_DIR/unbundle.sh   to be sourced there
 #
+# With NAME, a locked set such as fa4@4.0.0b15, only that: OUT_DIR/NAME.tar.xz, for environment.sh.
+#
 # Expected on the target, beside torch >= 2.11 for CUDA 13: numpy, pandas, scipy, matplotlib.
 # TARGET_PYTHON (default 3.12) is the target's CPython; x86-64 Linux. PART=46M splits each archive into parts of that
-# size (base.tar.xz.00, ...), for channels with a size limit. FA4, CUTLASS_DSL, QUACK, TVM_FFI and CUDNN_FE choose other versions.
+# size (base.tar.xz.00, ...), for channels with a size limit.
 set -euo pipefail
-out=$(mkdir -p "${1:?usage: bundle.sh OUT_DIR}" && cd "$1" && pwd)
+out=$(mkdir -p "${1:?usage: bundle.sh OUT_DIR [NAME]}" && cd "$1" && pwd)
+name=${2:-}
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 target=${TARGET_PYTHON:-3.12}
@@ -18,6 +21,10 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 pinned() { sed -n "s/^\($1\)\(\[.*\]\)\?\(==[^ ]*\).*/\1\3/p" requirements/*.txt; }
+
+locked() { # locked REQUIREMENT: the locked set that it belongs to
+    grep -lx -- "$1" requirements/environments/*.txt
+}
 
 platforms=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 for glibc in 17 24 27 28 31 34 35; do platforms+=(--platform "manylinux_2_${glibc}_x86_64"); done
@@ -41,6 +48,16 @@ pack() { # pack ARCHIVE
     fi
 }
 
+if [ -n "$name" ]; then
+    if [ ! -e "requirements/environments/$name.txt" ]; then
+        echo "error: NAME=$name: no such locked set; allowed: $(cd requirements/environments && ls | sed 's/\.txt$//' | paste -sd' ')" >&2
+        exit 2
+    fi
+    fetch "$name" -r "requirements/environments/$name.txt"
+    pack "$name"
+    exit
+fi
+
 fetch base "pydantic==2.12.5" "pydantic-core==2.41.5" annotated-types typing-inspection typing-extensions ruamel.yaml \
     typer click shellingham rich markdown-it-py mdurl pygments nvidia-ml-py psutil
 pack base
@@ -53,11 +70,7 @@ fetch tlx "$(pinned fbtriton)"
 )
 pack tlx
 
-dsl=${CUTLASS_DSL:-4.8.1}
-fetch fa4 "${FA4:-$(pinned flash-attn-4)}" "nvidia-cutlass-dsl==$dsl" "nvidia-cutlass-dsl-libs-base==$dsl" \
-    "nvidia-cutlass-dsl-libs-cu13==$dsl" "${QUACK:-quack-kernels==0.6.5}" "${TVM_FFI:-apache-tvm-ffi<0.2}" \
-    torch-c-dlpack-ext einops "${CUDNN_FE:-$(pinned nvidia-cudnn-frontend)}"
-[[ $dsl < 4.6 ]] || fetch fa4 "nvidia-cutlass-dsl-libs-core==$dsl"
+fetch fa4 -r "$(locked "$(pinned flash-attn-4)")" -r "$(locked "$(pinned nvidia-cudnn-frontend)")"
 pack fa4
 
 cp scripts/unbundle.sh "$out/"

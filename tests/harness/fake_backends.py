@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from harness.backends.base import Availability, Backend, Operation, Options, Outputs, Scope, Unsupported
+from harness.backends.packages import find_package
 from harness.cases import Case
 from harness.inputs import Inputs
 from kernels import reference
@@ -113,3 +114,14 @@ class FakeBackend(Backend):
 class UntimedBackend(FakeBackend):
     name = "untimed"
     timed_on = ("cuda",)
+
+
+class VersionedBackend(FakeBackend):
+    """Of the version of the package ``pretend-rival``, or that a pretended virtual environment says."""
+
+    name = "versioned"
+
+    def availability(self, device: torch.device) -> Availability:
+        if venv := os.environ.get("PRETEND_VENV"):
+            return Availability(True, venv)
+        return find_package("pretend-rival", "pretend_rival", "make env")

@@ -11,6 +11,7 @@ import pytest
 
 from harness import worker_client
 from harness.environment import ROOT
+from harness.package_environments import PackageEnvironment
 from harness.records import Status
 from harness.worker_client import WorkerClient, WorkerError, WorkerLost, one_line
 
@@ -66,7 +67,8 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     script.write_text(textwrap.dedent(STUB))
     monkeypatch.setattr(worker_client, "WORKER", [str(script)])
     monkeypatch.setattr(worker_client, "POLL_S", 0.2)
-    client = WorkerClient("fake", {}, "cpu", {"STUB": "set"}, tmp_path / "stub.log", timeout_s=0.5)
+    client = WorkerClient("fake", {}, "cpu", {"STUB": "set"}, tmp_path / "stub.log", timeout_s=0.5,
+                          packages=PackageEnvironment())
     yield client
     client.close()
 
