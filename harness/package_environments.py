@@ -2,7 +2,8 @@
 
 An environment is a folder of ``.environments/`` (or of the folder that HARNESS_ENVIRONMENTS names), made by
 ``make env``: a virtual environment, whose interpreter then runs the worker, or an unpacked bundle of packages, which
-come first on the path of the interpreter that runs the harness. One named ``<backend>@<version>`` must hold that version.
+come first on the path of the interpreter that runs the harness. One named ``<backend>@<version>`` must hold that
+version.
 """
 
 from __future__ import annotations

@@ -62,6 +62,14 @@ class RunFiles:
         append_samples(self.samples_path, samples)
         append_records(self.csv_path, records)
 
+    def sort(self, case_ids: Sequence[str]) -> None:
+        """Put the rows of cases into the order of ``case_ids``, which devices that share them out don't keep."""
+        if self.csv_path.exists():
+            replace_records(self.csv_path, sorted(load_records(self.csv_path),
+                                                  key=lambda record: case_ids.index(record.case_id)))
+            replace_samples(self.samples_path, sorted(load_samples(self.samples_path),
+                                                      key=lambda sample: case_ids.index(sample.case_id)))
+
 
 @dataclass(frozen=True)
 class Earlier:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,6 +17,7 @@ from harness.environment import describe_checkout
 from harness.errors import UserError
 from harness.fleet import Fleet, Member
 from harness.flops import Ceilings
+from harness.lanes import Say, share_out
 from harness.measurement import check_case, time_case
 from harness.records import Record, Status
 from harness.rows import RIVAL, Row, RunFacts, make_record, make_samples
@@ -35,7 +36,8 @@ class RunOptions:
         case_ids: ids or names of the cases to run; default all.
         backends: config names of the backends to run; default all.
         resume: go on with the run in ``out_dir``: complete (case, backend) groups stay as they are.
-        device: ``cuda``, ``cuda:1``, ``cpu``; default the GPU if there is one.
+        device: ``cuda``, ``cuda:1``, ``cpu``; default the GPU if there is one. Several, with commas between them, share
+            the cases: each case runs on one of them, with all its backends.
         cases: the exact cases to choose from, such as those of an earlier run; default what the config expands to.
     """
 
@@ -97,12 +99,12 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
     one that can't be written.
     """
     listener = listener or Listener()
-    device = choose_device(options.device)
+    devices = choose_devices(options.device)
     all_cases = expand(config) if options.cases is None else list(options.cases)
     cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)
     try:
         with _opened(config, options) as (files, earlier):
-            return _run(config, device, all_cases, cases, backends, files, earlier, listener)
+            return _run(config, devices, all_cases, cases, backends, files, earlier, listener)
     except OSError as error:
         listener.aborted()
         raise UserError(f"{error.filename or 'the run'}: {error.strerror or error}; what is complete was kept, and "
@@ -112,7 +114,7 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
         raise
 
 
-def _run(config: BenchConfig, device: str, all_cases: Sequence[Case], cases: Sequence[Case],
+def _run(config: BenchConfig, devices: Sequence[str], all_cases: Sequence[Case], cases: Sequence[Case],
          backends: Sequence[BackendConfig], files: RunFiles, earlier: Earlier, listener: Listener) -> RunResult:
     run_id = earlier.run_id
     for case in cases:
@@ -123,39 +125,62 @@ def _run(config: BenchConfig, device: str, all_cases: Sequence[Case], cases: Seq
             if (left := [backend for backend in backends if (case.case_id, backend.name) not in earlier.groups])]
     records = list(earlier.records)
     interrupted = False
-    with Fleet(config, device, files.log_dir, [b for b in backends if any(b in left for _, left in todo)]) as fleet:
+    used = [backend for backend in backends if any(backend in left for _, left in todo)]
+    with ExitStack() as stack:
+        fleets = [stack.enter_context(Fleet(config, device, files.log_dir / ("" if index == 0 else f"device{index}"),
+                                            used, 1 / devices.count(device))) for index, device in enumerate(devices)]
         listener.started(run_id, files.out_dir, [case for case, _ in todo],
                          sum(len(left) for _, left in todo) * len(config.directions) * len(config.scopes))
         try:
-            facts = _start(fleet, config, files, run_id, all_cases, earlier, listener)
-            for case, left in todo:
+            facts = _start(fleets, config, files, run_id, all_cases, earlier, listener)
+
+            def run_case(fleet: Fleet, work: tuple[Case, list[BackendConfig]], say: Say) -> None:
+                case, left = work
                 names = [backend.name for backend in left]
-                members = [member for member in fleet.members if member.label in names]
-                records += _run_case(fleet, case, members, config, files, facts, earlier, listener)
+                rows = {member: [Row(direction, scope) for direction in config.directions for scope in config.scopes]
+                        for member in fleet.members if member.label in names}
+                _measure_case(fleet, case, rows, config, listener, say)
+                say(lambda: records.extend(_record_case(fleet, case, rows, files, facts, earlier, listener)))
+
+            share_out(fleets, todo, run_case, Fleet.stop)
         except KeyboardInterrupt:
             interrupted = True
+    if len(devices) > 1:
+        order = [case.case_id for case in all_cases]
+        records.sort(key=lambda record: order.index(record.case_id))
+        files.sort(order)
     result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
                        interrupted)
     listener.finished(result)
     return result
 
 
-def _run_case(fleet: Fleet, case: Case, members: Sequence[Member], config: BenchConfig, files: RunFiles,
-              facts: RunFacts, earlier: Earlier, listener: Listener) -> list[Record]:
-    """Correctness, then timing, then records on disk."""
-    rows = {member: [Row(direction, scope) for direction in config.directions for scope in config.scopes]
-            for member in members}
-    listener.case_started(case)
-    check_case(fleet, case, rows, config, lambda member: listener.prepared(
-        case, member.label, {row.key: row.status or Status.CRASH for row in rows[member]}))
-    time_case(fleet, case, rows, config.timing, lambda member, row: listener.block_timed(
-        case, member.label, row.direction, row.scope, len(row.latencies_ms)))
-    rival_ms = {row.key: row.latencies_ms for member in members if member.label == RIVAL for row in rows[member]}
+def _measure_case(fleet: Fleet, case: Case, rows: Mapping[Member, Sequence[Row]], config: BenchConfig,
+                  listener: Listener, say: Say) -> None:
+    """Correctness, then timing; in a lane's thread."""
+
+    def checked(member: Member) -> None:
+        statuses = {row.key: row.status or Status.CRASH for row in rows[member]}
+        say(lambda: listener.prepared(case, member.label, statuses))
+
+    def timed(member: Member, row: Row) -> None:
+        count = len(row.latencies_ms)
+        say(lambda: listener.block_timed(case, member.label, row.direction, row.scope, count))
+
+    say(lambda: listener.case_started(case))
+    check_case(fleet, case, rows, config, checked)
+    time_case(fleet, case, rows, config.timing, timed)
+
+
+def _record_case(fleet: Fleet, case: Case, rows: Mapping[Member, Sequence[Row]], files: RunFiles, facts: RunFacts,
+                 earlier: Earlier, listener: Listener) -> list[Record]:
+    """Records on disk."""
+    rival_ms = {row.key: row.latencies_ms for member in rows if member.label == RIVAL for row in rows[member]}
     records = [
         make_record(facts, member.facts(fleet.environment), case, row,
                     rival_ms.get(row.key) or earlier.latencies_ms(case.case_id, RIVAL, *row.key))
-        for member in members for row in rows[member]]
-    files.append(records, [sample for member in members for row in rows[member]
+        for member in rows for row in rows[member]]
+    files.append(records, [sample for member in rows for row in rows[member]
                            for sample in make_samples(facts.run_id, member.label, case, row)])
     listener.case_finished(case, records)
     return records
@@ -178,14 +203,18 @@ def _opened(config: BenchConfig, options: RunOptions) -> Iterator[tuple[RunFiles
             yield files, Earlier(run_id)
 
 
-def _start(fleet: Fleet, config: BenchConfig, files: RunFiles, run_id: str, cases: Sequence[Case], earlier: Earlier,
-           listener: Listener) -> RunFacts:
-    """Start the workers, measure the ceilings, and write down what the run runs on."""
-    fleet.start()
+def _start(fleets: Sequence[Fleet], config: BenchConfig, files: RunFiles, run_id: str, cases: Sequence[Case],
+           earlier: Earlier, listener: Listener) -> RunFacts:
+    """Start the workers, measure the ceilings (of the first device), and write down what the run runs on."""
+    share_out(fleets, fleets, lambda _, fleet, say: fleet.start(), Fleet.stop)
+    fleet = fleets[0]
     for member in fleet.members:
         if member.problem:
             listener.note(f"{member.label}: {member.problem[0].value}: {member.problem[1]}")
     device = fleet.environment
+    if len(models := sorted({other.environment.gpu for other in fleets} - {""})) > 1:
+        raise UserError(f"device: a run's figures are of one GPU model, these are {' and '.join(models)}; "
+                        "run each apart, with --device")
     if earlier.gpu and device.gpu and device.gpu != earlier.gpu:
         raise UserError(f"{files.json_path}: device: the run is of {earlier.gpu}, this machine has {device.gpu}; "
                         "start anew in another --out")
@@ -209,15 +238,22 @@ def _measure_ceilings(fleet: Fleet, listener: Listener) -> Ceilings | None:
     return None
 
 
-def choose_device(name: str | None) -> str:
-    """A device by name, by default the GPU if there is one. Raises `UserError` for one that isn't there."""
+def choose_devices(names: str | None) -> tuple[str, ...]:
+    """Devices by name, commas between them; by default the GPU if there is one. ``all``: each GPU.
+
+    One that is named twice takes two cases at a time, which suits checks, not times. Raises `UserError` for one that
+    isn't there.
+    """
     gpus = torch.cuda.device_count()
-    if name is None:
-        return "cuda" if gpus else "cpu"
-    allowed = ["cpu", *(["cuda"] if gpus else []), *(f"cuda:{index}" for index in range(gpus))]
-    if name not in allowed:
-        raise UserError(f"device: there is no {name!r} here; allowed: {', '.join(allowed)}")
-    return name
+    if names is None:
+        return ("cuda",) if gpus else ("cpu",)
+    each = tuple(f"cuda:{index}" for index in range(gpus))
+    allowed = ["cpu", *(["cuda", *each, "all"] if gpus else [])]
+    chosen = tuple(name.strip() for name in names.split(","))
+    for name in chosen:
+        if name not in allowed:
+            raise UserError(f"device: there is no {name!r} here; allowed: {', '.join(allowed)}, or several with commas")
+    return tuple(device for name in chosen for device in (each if name == "all" else (name,)))
 
 
 def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Case]:

@@ -29,6 +29,8 @@ def run_command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in --out.")] = False,
     device: Annotated[str | None, typer.Option(
         "--device", help="cuda, cuda:1 or cpu; default the GPU if there is one.")] = None,
+    gpus: Annotated[str | None, typer.Option(
+        "--gpus", metavar="LIST", help="Share the cases among GPUs: all, or indices such as 0,2.")] = None,
     replay: Annotated[Path | None, typer.Option(
         "--from", metavar="DIR", help="Replay the cases of the run in DIR, with its exact lengths.")] = None,
     no_plots: Annotated[bool, typer.Option("--no-plots", help="Write no plots.")] = False,
@@ -40,6 +42,7 @@ def run_command(
     """
     from harness import runner
     from harness.config import load_config
+    from harness.errors import UserError
     from harness.progress import make_listener
     from harness.records import to_frame
     from harness.replay import load_cases
@@ -47,6 +50,10 @@ def run_command(
 
     console = make_console()
     loaded = load_config(config)
+    if gpus is not None:
+        if device is not None:
+            raise UserError("--gpus: --device says where to run already; allowed is one of the two")
+        device = "all" if gpus == "all" else ",".join(f"cuda:{index.strip()}" for index in gpus.split(","))
     options = runner.RunOptions(
         out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
         resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)

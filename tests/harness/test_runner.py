@@ -12,7 +12,9 @@ from tiny_cases import tiny_config
 
 from harness.cases import Case, expand
 from harness.config import BenchConfig
+from harness.environment import DeviceEnvironment
 from harness.errors import UserError
+from harness.fleet import Fleet
 from harness.records import Record, Status, load_records, load_samples
 from harness.runner import (
     Listener,
@@ -20,7 +22,7 @@ from harness.runner import (
     RunResult,
     choose_backends,
     choose_cases,
-    choose_device,
+    choose_devices,
     run,
 )
 
@@ -220,9 +222,9 @@ def test_choices_name_what_is_allowed() -> None:
     assert [backend.name for backend in choose_backends(config, ["padded"])] == ["padded"]
     with pytest.raises(UserError, match="no backend 'fa4'; allowed: sdpa_loop, padded"):
         choose_backends(config, ["fa4"])
-    assert choose_device("cpu") == "cpu"
+    assert choose_devices("cpu, cpu") == ("cpu", "cpu")
     with pytest.raises(UserError, match="no 'cuda:99' here; allowed: cpu"):
-        choose_device("cuda:99")
+        choose_devices("cuda:99")
 
 
 def test_unknown_backends_and_options_stop_before_anything_is_started(tmp_path: Path) -> None:
@@ -235,3 +237,35 @@ def test_unknown_backends_and_options_stop_before_anything_is_started(tmp_path: 
         assert not (tmp_path / "run").exists()
     with pytest.raises(UserError, match="--resume: needs --out"):
         run(tiny_config(["padded"], ["one"]), RunOptions(resume=True, device="cpu"))
+
+
+def test_devices_share_the_cases_and_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config = tiny_config([FAKE, {**FAKE, "name": "fa4"}], [f"case{index}" for index in range(6)])
+    log = Log()
+    result = run(config, RunOptions(out_dir=tmp_path / "two", device="cpu,cpu"), log)
+    expected = [(f"case{index}", backend, direction, scope) for index in range(6) for backend in ("FakeBackend", "fa4")
+                for direction in ("fwd", "bwd") for scope in ("kernel", "operation")]
+    assert [(r.case, r.backend, r.direction, r.scope) for r in result.records] == expected
+    assert load_records(result.csv_path) == list(result.records)
+    assert {record.status for record in result.records} == {Status.OK}
+    assert sum(record.n_samples for record in result.records) == len(load_samples(result.samples_path))
+    for folder in ("logs", "logs/device1"):
+        assert "check" in (result.out_dir / folder / "fa4.log").read_text()
+    assert sorted(line[1] for line in log.lines if line[0] == "case") == [f"case{index}" for index in range(6)]
+
+
+def test_devices_of_two_models_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    described = Fleet.environment.fget
+    assert described is not None
+    seen: list[Fleet] = []
+
+    def of_two_models(fleet: Fleet) -> DeviceEnvironment:
+        seen.extend([fleet] if fleet not in seen else [])
+        return replace(described(fleet), gpu=f"H{seen.index(fleet) + 1}00")
+
+    monkeypatch.setattr(Fleet, "environment", property(of_two_models))
+    config = tiny_config([FAKE], ["one"])
+    with pytest.raises(UserError, match="device: a run's figures are of one GPU model, these are H100 and H200; run each"):
+        run(config, RunOptions(out_dir=tmp_path / "two", device="cpu,cpu"))
