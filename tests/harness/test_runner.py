@@ -267,5 +267,5 @@ def test_devices_of_two_models_are_refused(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(Fleet, "environment", property(of_two_models))
     config = tiny_config([FAKE], ["one"])
-    with pytest.raises(UserError, match="device: a run's figures are of one GPU model, these are H100 and H200; run each"):
+    with pytest.raises(UserError, match="of one GPU model, these are H100 and H200; run each apart"):
         run(config, RunOptions(out_dir=tmp_path / "two", device="cpu,cpu"))
