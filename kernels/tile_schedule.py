@@ -21,13 +21,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
+from kernels.problem import JaggedProblem
 
 ORDERS = ("none", "sorted", "zigzag")
 RECORD_FIELDS = ("row_start", "row_len", "row", "out_start", "walk_start", "walk_len", "run_first", "run_len")
 _FULL = Mask()
+_L2_BYTES = 50 * 2**20  # of an H100, H200 or larger
 _MAX_KEY = np.iinfo(np.uint16).max  # 16-bit keys: NumPy then sorts by radix
 
 
@@ -84,6 +87,25 @@ def tile_records(rows: JaggedLayout, walk: JaggedLayout, shape: TileShape, order
     records[:, 6] = first
     records[:, 7] = length
     return records
+
+
+def tiles_on_device(problem: JaggedProblem, shape: TileShape, order: str) -> torch.Tensor:
+    """`tile_records` of a forward, int32 ``[T, 8]`` on the problem's device, for kernels whose grid depends on T.
+
+    Built on the host (one sync where the layouts' offsets aren't known there) and cached on the K layout.
+    """
+    kv_bytes = 4 * problem.layout_k.total * problem.num_heads_kv * problem.head_dim
+    by_tile = kv_bytes <= _L2_BYTES // 2 and not problem.mask.is_full
+    shared = problem.layout_q is problem.layout_k  # no layout's cache refers to the layout itself
+    partner = problem.layout_q.max_seqlen if problem.broadcast_q else None if shared else problem.layout_q
+    device = problem.layout_k.device
+
+    def build() -> torch.Tensor:
+        records = torch.from_numpy(tile_records(problem.layout_q, problem.layout_k, shape, order, problem.mask,
+                                                problem.broadcast_q, by_tile))
+        return records.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else records
+
+    return problem.layout_k.cached(("tiles", partner, problem.broadcast_q, shape, order, problem.mask, by_tile), build)
 
 
 def deal(num_items: int, workers: int, order: str) -> list[np.ndarray]:

@@ -33,24 +33,26 @@ import torch
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
+from triton.runtime import driver
 
 from kernels.hopper.forward_consumer import consume
 from kernels.hopper.forward_loader import load
+from kernels.hopper.forward_schedule import device_tiles
 from kernels.hopper.options import HopperForwardOptions
-from kernels.hopper.ragged import packed_descriptor
+from kernels.hopper.ragged import packed_blocks
 from kernels.hopper.work import ITEM_SLOTS, Config, Ring, Work
+from kernels.launch import Launcher
+from kernels.mask import Mask
 from kernels.problem import JaggedProblem
-from kernels.tile_schedule import TileShape, tile_records
+from kernels.tile_schedule import TileShape
 
 LOG2_E = math.log2(math.e)
-L2_BYTES = 50 * 2**20  # of an H100 or H200
 ROWS = tl.constexpr(64)  # query rows of one consumer group: wgmma's M
 
 
-@triton.jit(do_not_specialize=["num_items", "num_heads", "group_size", "section", "row_step", "lse_stride", "left",
-                               "right"])
-def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_items, num_heads, group_size, section,
-                   row_step, lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_heads", "group_size", "section", "row_step", "lse_stride", "left", "right"])
+def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads, group_size, section, row_step,
+                   lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr,
                    GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
                    NUM_K: tl.constexpr, NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr,
                    PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PREFETCH: tl.constexpr,
@@ -58,8 +60,9 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
                    HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
-    ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``counter`` int32 [2], zero at start and at exit; ``scale``
-    is softmax_scale * log2(e); ``lse`` fp32 [num_heads, lse_stride], natural log; ``left`` and ``right`` as in Mask.
+    ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``header`` int32 [3]: two counters, zero at start and at exit,
+    and T, at least 1; ``scale`` is softmax_scale * log2(e); ``lse`` fp32 [num_heads, lse_stride], natural log; ``left``
+    and ``right`` as in Mask.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, PINGPONG, PEEL, PREFETCH,
@@ -89,7 +92,8 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
         items = Ring(item_smem, item_full, item_empty)
     else:
         items = q_ring  # not used
-    work = Work(tiles, counter, num_items, num_heads, group_size, section, row_step, left, right)
+    num_items = tl.load(header + 2) * num_heads
+    work = Work(tiles, header, num_items, num_heads, group_size, section, row_step, left, right)
 
     with tlx.async_tasks():
         if LOADER_WARPS == 4:
@@ -113,49 +117,56 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, counter, num_item
 
 def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
             options: HopperForwardOptions) -> tuple[torch.Tensor, torch.Tensor]:
-    """``(out, lse)`` of a jagged attention, shapes as in `JaggedProblem`. Launches one kernel, without a sync.
+    """``(out, lse)`` of a jagged attention, shapes as in `JaggedProblem`. Nothing waits for the device.
 
-    The tile list is built on the host from the layouts' offsets, copied once and cached on the K layout. Tensors
-    whose heads are not contiguous are copied first. Raises `ValueError` for options that can't run the problem.
+    Launches one kernel, before it another that lists the tiles where the layouts don't have the list yet. Raises
+    `ValueError` for options that can't run the problem.
     """
-    reason = options.why_not(problem.head_dim, problem.mask)
-    if reason:
-        raise ValueError(f"Hopper forward, variant {options.variant}: {reason}")
     device = q.device
-    heads, dim = problem.num_heads_q, problem.head_dim
-    out = torch.empty(problem.out_shape, device=device, dtype=problem.dtype)
-    lse = torch.empty((heads, problem.layout_q.total), device=device, dtype=torch.float32)
-    if problem.layout_q.total == 0:
+    heads, dim, mask = problem.num_heads_q, problem.head_dim, problem.mask
+    layout_q, layout_k = problem.layout_q, problem.layout_k
+    section = heads_a_section(options, heads, problem.num_heads_kv, dim, layout_k.max_seqlen)
+    launch = _launcher(options, dim, mask.left is not None, mask.right is not None, section < heads, q.dtype, device)
+    out = torch.empty(problem.out_shape, device=device, dtype=q.dtype)
+    lse = torch.empty((heads, layout_q.total), device=device, dtype=torch.float32)
+    if layout_q.total == 0:
         return out, lse
-    if problem.layout_k.total == 0:
+    if layout_k.total == 0:
         return out.zero_(), lse.fill_(-torch.inf)
-    tiles = device_tiles(problem, options, device)
-    items = tiles.shape[0] * heads
-    ctas = min(sm_count(device) * options.ctas_per_sm, -(-items // options.streams))
-    row_step = options.block_m if problem.mask.right is None or options.schedule == "none" else -options.block_m
-    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
-    left, right = (0 if bound is None else min(bound, longest) for bound in (problem.mask.left, problem.mask.right))
-    jagged_forward[(ctas,)](
-        packed_descriptor(q, 64, dim), packed_descriptor(k, options.block_n, dim),
-        packed_descriptor(v, options.block_n, dim), packed_descriptor(out, 64, dim), lse, tiles,
-        _counter(problem, device) if options.schedule == "dynamic" else tiles, items, heads, problem.group_size,
-        heads_a_section(problem, options), row_step, problem.layout_q.total, problem.softmax_scale * LOG2_E, left,
-        right, **kernel_constants(problem, options), num_warps=4, num_stages=1, **launch_options(options))
+    order = "none" if options.schedule == "none" else "sorted"
+    tiles = device_tiles(problem, TileShape(options.block_m, options.block_n), order, stream_of(device))
+    ctas = min(sm_count(device) * options.ctas_per_sm, -(-tiles.at_most * heads // options.streams))
+    row_step = options.block_m if mask.right is None or order == "none" else -options.block_m
+    longest = layout_q.max_seqlen + layout_k.max_seqlen
+    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    launch((ctas, 1), packed_blocks(q, 64, dim), packed_blocks(k, options.block_n, dim),
+           packed_blocks(v, options.block_n, dim), packed_blocks(out, 64, dim), lse, tiles.records, tiles.header, heads,
+           problem.group_size, section, row_step, layout_q.total, problem.softmax_scale * LOG2_E, left, right)
     return out, lse
 
 
-def kernel_constants(problem: JaggedProblem, options: HopperForwardOptions) -> dict[str, int | bool]:
-    """The kernel's compile-time arguments."""
+@functools.cache
+def _launcher(options: HopperForwardOptions, head_dim: int, has_left: bool, has_right: bool, sections: bool,
+              dtype: torch.dtype, device: torch.device) -> Launcher:
+    """The launcher of a variant for one kind of problem. Raises `ValueError` where it can't run it."""
+    reason = options.why_not(head_dim, Mask(0 if has_left else None, 0 if has_right else None))
+    if reason:
+        raise ValueError(f"Hopper forward, variant {options.variant}: {reason}")
+    constants = kernel_constants(options, head_dim, has_left, has_right, sections)
+    return Launcher(jagged_forward, constants, {"num_warps": 4, "num_stages": 1, **launch_options(options)})
+
+
+def kernel_constants(options: HopperForwardOptions, head_dim: int, has_left: bool, has_right: bool,
+                     sections: bool) -> dict[str, int | bool]:
+    """The kernel's compile-time arguments; ``sections``: not all heads of a sequence go together."""
     return {
         "LOADER_WARPS": options.loader_warps, "STREAMS": options.streams, "GROUPS": options.consumer_groups,
-        "BLOCK_N": options.block_n, "D": problem.head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
+        "BLOCK_N": options.block_n, "D": head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
         "NUM_V": options.v_buffers, "Q_REG": options.q_in_registers, "O_IN_V": options.o_in_v,
         "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "PEEL": options.peel_masks,
-        "PREFETCH": options.prefetch_next_tile,
-        "SECTIONS": heads_a_section(problem, options) < problem.num_heads_q,
+        "PREFETCH": options.prefetch_next_tile, "SECTIONS": sections,
         "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
-        "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
-        "REGISTERS": options.registers,
+        "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "REGISTERS": options.registers,
     }
 
 
@@ -164,34 +175,17 @@ def launch_options(options: HopperForwardOptions) -> dict[str, int]:
     return {} if options.max_registers is None else {"maxnreg": options.max_registers}
 
 
-def device_tiles(problem: JaggedProblem, options: HopperForwardOptions, device: torch.device) -> torch.Tensor:
-    """Tile records int32 ``[T, 8]`` on the device, cached on the K layout: layers sharing a batch share them."""
-    order = "sorted" if options.schedule in ("zigzag", "dynamic") else options.schedule
-    shape = TileShape(options.block_m, options.block_n)
-    kv_bytes = 4 * problem.layout_k.total * problem.num_heads_kv * problem.head_dim
-    by_tile = kv_bytes <= L2_BYTES // 2 and not problem.mask.is_full
-    partner = problem.layout_q.max_seqlen if problem.broadcast_q else problem.layout_q
-    key = ("tiles", partner, problem.broadcast_q, shape, order, problem.mask, by_tile, device)
-
-    def build() -> torch.Tensor:
-        records = torch.from_numpy(tile_records(problem.layout_q, problem.layout_k, shape, order, problem.mask,
-                                                problem.broadcast_q, by_tile))
-        return records.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else records
-
-    return problem.layout_k.cached(key, build)
-
-
-def heads_a_section(problem: JaggedProblem, options: HopperForwardOptions) -> int:
-    """Query heads that walk a sequence together: as many as `section_mb` allows for the longest sequence.
+@functools.lru_cache(maxsize=4096)
+def heads_a_section(options: HopperForwardOptions, heads_q: int, heads_kv: int, head_dim: int, longest: int) -> int:
+    """Query heads that walk a sequence together: as many as `section_mb` allows for ``longest`` keys.
 
     All of them where three groups leave no registers for the arithmetic.
     """
     if options.consumer_groups * options.streams == 3:
-        return problem.num_heads_q
-    head_bytes = 4 * problem.layout_k.max_seqlen * problem.head_dim
+        return heads_q
+    head_bytes = 4 * longest * head_dim
     kv_heads = max(options.section_mb * 2**20 // max(head_bytes, 1), 1)
-    return max(n for n in range(1, problem.num_heads_q + 1)
-               if problem.num_heads_q % n == 0 and n <= max(kv_heads, 1) * problem.group_size)
+    return max(n for n in range(1, heads_q + 1) if heads_q % n == 0 and n <= kv_heads * (heads_q // heads_kv))
 
 
 @functools.cache
@@ -200,8 +194,6 @@ def sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _counter(problem: JaggedProblem, device: torch.device) -> torch.Tensor:
-    """The counter of ``dynamic``, one per stream: launches on one stream follow each other, and each clears it."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    key = ("counter", device, stream)
-    return problem.layout_k.cached(key, lambda: torch.zeros(2, dtype=torch.int32, device=device))
+def stream_of(device: torch.device) -> int:
+    """The handle of a CUDA device's current stream; 0 without one."""
+    return driver.active.get_current_stream(device.index) if device.type == "cuda" else 0

@@ -5,6 +5,8 @@ coordinates of an access place a window that ends where the sequence ends: rows 
 stored. So a neighbour's values, NaN included, never enter a block, and nothing is written outside a sequence.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -12,18 +14,27 @@ import triton.language.extra.tlx as tlx
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.launch import Blocks
+
 _BILLION = tl.constexpr(1 << 30)
 
 
-def packed_descriptor(x: torch.Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """Descriptor of packed ``x [rows, H, D]`` for ``[block_rows, block_columns]`` blocks; column = head * D + d.
+def packed_blocks(x: torch.Tensor, block_rows: int, block_columns: int) -> Blocks:
+    """Blocks ``[block_rows, block_columns]`` of packed, contiguous ``x [rows, H, D]``; column = head * D + d."""
+    return Blocks(x, *_window(x.shape[1] * x.shape[2], x.dtype, block_rows, block_columns))
 
-    Rows may be strided; a tensor whose heads are not contiguous, or not aligned for TMA, is copied.
-    """
-    rows, heads, dim = x.shape
-    if x.stride()[1:] != (dim, 1) or x.stride(0) < heads * dim or x.stride(0) % 8 or x.data_ptr() % 16:
-        x = x.contiguous()
-    return create_ragged_descriptor(x.as_strided((rows, heads * dim), (x.stride(0), 1)), [block_rows, block_columns])
+
+def packed_descriptor(x: torch.Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
+    """The same as Triton's own class."""
+    return packed_blocks(x, block_rows, block_columns).checked()
+
+
+@functools.cache
+def _window(columns: int, dtype: torch.dtype, block_rows: int,
+            block_columns: int) -> tuple[list[int], list[int], list[int]]:
+    """Shape, strides and block of a ragged descriptor. They don't depend on how many rows there are."""
+    made = create_ragged_descriptor(torch.empty((1, columns), dtype=dtype), [block_rows, block_columns])
+    return made.shape, made.strides, made.block_shape
 
 
 @triton.jit

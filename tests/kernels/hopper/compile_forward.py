@@ -15,7 +15,7 @@ from forward_cases import MASKS, problem
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from kernels.hopper.forward import jagged_forward, kernel_constants, launch_options
+from kernels.hopper.forward import heads_a_section, jagged_forward, kernel_constants, launch_options
 from kernels.hopper.options import VARIANTS
 from kernels.offline import OfflineDriver, disassemble
 
@@ -24,9 +24,11 @@ HOPPER = OfflineDriver(90)
 
 def compile_forward(options, dim, mask):
     case = problem([1], [1], 4, 4, dim=dim, mask=MASKS[mask])
-    constants = kernel_constants(case, options)
+    bounds = case.mask.left is not None, case.mask.right is not None
+    sections = heads_a_section(options, 4, 4, dim, 1) < 4
+    constants = kernel_constants(options, dim, *bounds, sections)
     types = dict.fromkeys(jagged_forward.arg_names, "i32")
-    types.update(dict.fromkeys(constants, "constexpr"), lse="*fp32", tiles="*i32", counter="*i32", scale="fp32")
+    types.update(dict.fromkeys(constants, "constexpr"), lse="*fp32", tiles="*i32", header="*i32", scale="fp32")
     for name, rows in (("q", 64), ("k", options.block_n), ("v", options.block_n), ("o", 64)):
         types[f"desc_{name}"] = f"tensordesc<bf16[1,1,{rows},{dim}]>"
     values = {(jagged_forward.arg_names.index(name),): value for name, value in constants.items()}
