@@ -98,17 +98,19 @@ def label_width(labels: Iterable[str]) -> float:
 
 
 def panels(styles: dict[str, Style], names: Sequence[str], *, title: str, text: str, panel: tuple[float, float],
-           left: float, gutter: float = 0.2, stacked: bool = False, legend: bool = True) -> tuple[Figure, list[Axes]]:
+           left: float, gutter: float = 0.2, stacked: bool = False, legend: bool = True,
+           legend_lines: int = 1, beside: float = 0.0) -> tuple[Figure, list[Axes]]:
     """A figure with a panel of ``panel`` inches for each direction of ``names``, side by side or ``stacked``.
 
     It has a title, a legend of ``styles`` and ``text`` as its caption. ``left`` and ``gutter`` are the inches beside
-    a panel.
+    a panel. Without ``legend`` there is room for one of ``legend_lines``, see `add_legend`. ``beside`` are
+    the inches kept free on the right of all.
     """
     across, down = (1, len(names)) if stacked else (len(names), 1)
     wide, high = panel
-    width = left + across * (wide + gutter) + 0.1
+    width = left + across * (wide + gutter) + 0.1 + beside
     columns = max(1, int((width - 0.2) / (0.42 + 0.075 * max(map(len, styles)))))
-    head = HEAD_IN + LEGEND_LINE_IN * ((len(styles) - 1) // columns if legend else 0)
+    head = HEAD_IN + LEGEND_LINE_IN * ((len(styles) - 1) // columns if legend else legend_lines - 1)
     total = head + down * high + (down - 1) * 0.45 + FOOT_IN
     figure = Figure(figsize=(width, total))
     drawn: list[Axes] = []

@@ -47,12 +47,16 @@ def draw_plots(records: pd.DataFrame, out: Path, scope: str | None = None) -> li
     A plot without a single row to draw is skipped, with the reason in its `Plot`; all are where the scope has no row.
     """
     scope = scope or ("kernel" if (records["scope"] == "kernel").any() else "operation")
-    rows = records[records["scope"] == scope]
-    if rows.empty:
-        return [Plot(name, skipped=f"no row of {scope} scope") for name in PLOTS]
-    out.mkdir(parents=True, exist_ok=True)
+    if (records["scope"] == scope).any():
+        out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(rc=parts.RC):
-        return [_write(name, draw(rows), out) for name, draw in PLOTS.items()]
+        return [_write(name, draw_plot(name, records, scope), out) for name in PLOTS]
+
+
+def draw_plot(name: str, records: pd.DataFrame, scope: str) -> Figure | str:
+    """One plot, ``name`` being a key of `PLOTS`, or why there is nothing to draw; the caller sets `plot_parts.RC`."""
+    rows = records[records["scope"] == scope]
+    return f"no row of {scope} scope" if rows.empty else PLOTS[name](rows)
 
 
 def _write(name: str, drawn: Figure | str, out: Path) -> Plot:

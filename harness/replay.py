@@ -18,12 +18,17 @@ def load_cases(run_dir: Path) -> list[Case]:
     if len(found) != 1:
         held = ", ".join(path.name for path in found) or "none"
         raise UserError(f"{run_dir}: expected one <config>.run.json, as a run writes it; found: {held}")
+    return read_cases(found[0])
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Cases of one ``<config>.run.json``. Raises `UserError` when it can't be read."""
     try:
-        cases = [Case.from_json(case) for case in json.loads(found[0].read_text(encoding="utf-8"))["cases"]]
+        cases = [Case.from_json(case) for case in json.loads(path.read_text(encoding="utf-8"))["cases"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{found[0]}: can't be read as the facts of a run: {error!r}") from None
+        raise UserError(f"{path}: can't be read as the facts of a run: {error!r}") from None
     except UserError as error:
-        raise UserError(f"{found[0]}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     if not cases or len({case.case_id for case in cases}) < len(cases):
-        raise UserError(f"{found[0]}: cases: {'one stands there twice' if cases else 'there are none'}")
+        raise UserError(f"{path}: cases: {'one stands there twice' if cases else 'there are none'}")
     return cases
