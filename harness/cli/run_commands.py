@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from harness.cli.base import INTERRUPTED, ConfigPath, app, make_console, write_p
 if TYPE_CHECKING:
     import pandas as pd
 
+    from harness.cluster import ClusterOptions
     from harness.runner import RunOptions, RunResult
 
 
@@ -33,6 +34,12 @@ def run_command(
         "--gpus", metavar="LIST", help="Share the cases among GPUs: all, or indices such as 0,2.")] = None,
     replay: Annotated[Path | None, typer.Option(
         "--from", metavar="DIR", help="Replay the cases of the run in DIR, with its exact lengths.")] = None,
+    launcher: Annotated[str | None, typer.Option(
+        "--launcher", metavar="NAME", help="Share the cases among jobs: slurm, or local for processes here.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Jobs of the launcher.")] = 4,
+    parameter: Annotated[list[str] | None, typer.Option(
+        "--parameter", metavar="KEY=VALUE", help="Parameter of submitit's executor, such as slurm_partition=gpu; may "
+        "be repeated.")] = None,
     no_plots: Annotated[bool, typer.Option("--no-plots", help="Write no plots.")] = False,
 ) -> None:
     """Run a config: check every backend on every case, time it, write CSV and plots, print a summary.
@@ -41,6 +48,7 @@ def run_command(
     ok or untimed. After Ctrl-C it is 130, and what is complete is kept.
     """
     from harness import runner
+    from harness.cluster import run_on_cluster
     from harness.config import load_config
     from harness.errors import UserError
     from harness.progress import make_listener
@@ -57,7 +65,11 @@ def run_command(
     options = runner.RunOptions(
         out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
         resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)
-    result = runner.run(loaded, options, make_listener(console))
+    listener = make_listener(console)
+    if launcher is None:
+        result = runner.run(loaded, options, listener)
+    else:
+        result = run_on_cluster(config, options, _cluster_options(launcher, jobs, parameter or []), listener)
     records = to_frame(result.records)
     if len(records):
         print_summary(console, records)
@@ -66,7 +78,8 @@ def run_command(
         typer.echo(f"records: {result.csv_path}")
     _say_what_a_gpu_adds(records)
     if result.interrupted:
-        typer.echo(_how_to_go_on(result, config, options, {"--from": replay, "--no-plots": no_plots}), err=True)
+        more = {"--from": replay, "--no-plots": no_plots, "--launcher": launcher, "--jobs": jobs if launcher else None}
+        typer.echo(_how_to_go_on(result, config, options, more), err=True)
         raise typer.Exit(INTERRUPTED)
     if not records["status"].isin(["ok", "untimed"]).any():
         typer.echo("no row came out ok or untimed; the reasons are above", err=True)
@@ -119,6 +132,21 @@ def doctor_command(
         raise typer.Exit(1)
 
 
+def _cluster_options(launcher: str, jobs: int, parameters: list[str]) -> ClusterOptions:
+    from harness.cluster import ClusterOptions
+    from harness.errors import UserError
+
+    if launcher not in ("slurm", "local"):
+        raise UserError(f"--launcher: no such launcher {launcher!r}; allowed: slurm, local")
+    values: dict[str, int | str] = {}
+    for text in parameters:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UserError(f"--parameter: {text!r}: expected KEY=VALUE")
+        values[key] = int(value) if value.isdigit() else value
+    return ClusterOptions("slurm" if launcher == "slurm" else "local", jobs, parameters=values)
+
+
 def _say_what_a_gpu_adds(records: pd.DataFrame) -> None:
     if len(records) and (records["device_type"] == "cpu").all():
         from harness.doctor import WHAT_A_GPU_ADDS
@@ -126,7 +154,7 @@ def _say_what_a_gpu_adds(records: pd.DataFrame) -> None:
         typer.echo(WHAT_A_GPU_ADDS)
 
 
-def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: dict[str, Path | bool | None]) -> str:
+def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: dict[str, Any]) -> str:
     """What to say after Ctrl-C: the command that goes on with the same choices."""
     if not result.run_json_path.exists():
         return "interrupted before the first case; there is nothing to go on with"

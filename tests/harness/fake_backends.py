@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -59,6 +61,10 @@ class FakeOperation(Operation):
         if self.fault == "oom":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB")
         if self.fault == "hang":
+            time.sleep(1000)
+        if self.fault == "kills its run once" and not Path(os.environ["KILLED_ONCE"]).exists():
+            Path(os.environ["KILLED_ONCE"]).touch()
+            os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(1000)
         if self.fault == "exit":
             print("RuntimeError: the last words", flush=True)  # library prints must not break the protocol

@@ -1,0 +1,137 @@
+"""A run as jobs of a cluster: submitit submits them (Slurm, or processes of this machine), each runs some of the cases.
+
+Each job is a run of its own in ``<out>/jobs/<number>``, which goes on where it was when it is preempted or killed; at
+the end their files are merged into those of one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.cases import Case, expand
+from harness.config import load_config
+from harness.errors import UserError
+from harness.merge import merge_runs
+from harness.run_files import RunFiles, kept_from_others, open_new
+from harness.runner import RUNS, Listener, RunOptions, RunResult, choose_backends, choose_cases, run
+
+Launcher = Literal["slurm", "local"]
+INSTALL = "pip install submitit"
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where and in how many jobs to run.
+
+    Attributes:
+        launcher: ``slurm``, or ``local`` for as many processes of this machine as there are jobs.
+        jobs: jobs to share the cases among.
+        retries: how often a job that failed is submitted again.
+        parameters: of submitit's executor, such as ``slurm_partition``, ``timeout_min``, ``slurm_array_parallelism``.
+    """
+
+    launcher: Launcher
+    jobs: int
+    retries: int = 2
+    parameters: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """Some of a config's cases; called where the job runs. submitit pickles it."""
+
+    config: Path
+    options: RunOptions
+
+    def __call__(self) -> str:
+        """Run, or go on with, the job's cases; returns the run's id."""
+        config = load_config(self.config)
+        assert self.options.out_dir is not None
+        resume = RunFiles(self.options.out_dir, config.name).json_path.exists()
+        return run(config, replace(self.options, resume=resume)).run_id
+
+    def checkpoint(self) -> Any:
+        """What submitit submits when the cluster takes the job back: itself, to go on."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptions,
+                   listener: Listener | None = None) -> RunResult:
+    """`harness.runner.run` as jobs. Jobs that fail for good leave their rows out: `RunResult.interrupted` is then set.
+
+    Raises `UserError` for what `run` does, for a missing submitit, and to resume with another number of jobs.
+    """
+    listener = listener or Listener()
+    config = load_config(config_path)
+    if options.resume and options.out_dir is None:
+        raise UserError("--resume: needs --out, the directory of the run to go on with")
+    run_id = f"{config.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+    files = RunFiles(options.out_dir or RUNS / run_id, config.name)
+    cases = choose_cases(expand(config) if options.cases is None else list(options.cases), options.case_ids)
+    choose_backends(config, options.backends)
+    with kept_from_others(files):
+        if not options.resume:
+            open_new(files)
+        parts = _parts(files, cases, cluster.jobs)
+        listener.started(run_id, files.out_dir, cases, 0)
+        todo = [ClusterJob(config_path.absolute(), replace(
+            options, out_dir=folder, case_ids=tuple(case.case_id for case in part))) for folder, part in parts.items()]
+        failed = _work_off(todo, files, cluster, listener)
+        records = merge_runs(list(parts), files, config, cases)
+    result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
+                       interrupted=failed)
+    listener.finished(result)
+    return result
+
+
+def _parts(files: RunFiles, cases: Sequence[Case], jobs: int) -> dict[Path, list[Case]]:
+    """Cases of each job by its folder; dealt in turn, as neighbours in a sweep take about as long."""
+    folder = files.out_dir.absolute() / "jobs"
+    count = min(jobs, len(cases))
+    there = sorted(path.name for path in folder.glob("*/"))
+    names = [f"{index:05d}" for index in range(count)]
+    if there and there != names:
+        raise UserError(f"{folder}: --jobs: the run has {len(there)} jobs, not {count}; resume with "
+                        f"--jobs {len(there)}")
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return {folder / name: list(cases[index::count]) for index, name in enumerate(names)}
+
+
+def _work_off(todo: Sequence[ClusterJob], files: RunFiles, cluster: ClusterOptions, listener: Listener) -> bool:
+    """Submit jobs until they are done; whether some failed for good or were interrupted."""
+    try:
+        from submitit import AutoExecutor
+    except ImportError:
+        raise UserError(f"--launcher: needs the package submitit: {INSTALL}") from None
+    executor = AutoExecutor(folder=files.log_dir / "submitit", cluster=cluster.launcher)
+    try:
+        executor.update_parameters(**{"name": files.name, **(cluster.parameters or {})})
+    except (NameError, TypeError, ValueError) as error:
+        raise UserError(f"--parameter: {' '.join(str(error).split())}") from None
+    left = list(todo)
+    for attempt in range(cluster.retries + 1):
+        with executor.batch():
+            jobs = [executor.submit(job) for job in left]
+        listener.note(f"{len(jobs)} jobs submitted to {cluster.launcher}" + (", again" if attempt else ""))
+        failed = []
+        try:
+            for job, work in zip(jobs, left, strict=True):
+                if problem := job.exception():
+                    failed.append(work)
+                    assert work.options.out_dir is not None
+                    listener.note(f"job {work.options.out_dir.name} failed: {str(problem).strip().splitlines()[-1]}")
+        except KeyboardInterrupt:
+            for job in jobs:
+                job.cancel()
+            return True
+        left = failed
+        if not left:
+            return False
+    return True

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_cases import tiny_config
+
+from harness.cases import expand
+from harness.cluster import ClusterOptions, run_on_cluster
+from harness.config import load_config
+from harness.errors import UserError
+from harness.merge import merge_runs
+from harness.records import Status, load_records, load_samples
+from harness.run_files import RunFiles
+from harness.runner import Listener, RunOptions, run
+
+CASES = 8
+
+
+@pytest.fixture(scope="module")
+def config_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = tiny_config([{"backend": "fake_backends:FakeBackend", "name": "fake",
+                           "options": {"faults": {"case5": "kills its run once"}}}],
+                         [f"case{index}" for index in range(CASES)])
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(config.model_dump_json(exclude_none=True))  # JSON is YAML
+    assert load_config(path).config_hash == config.config_hash
+    return path
+
+
+class Notes(Listener):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def test_a_killed_job_goes_on_and_every_row_is_there_once(config_path: Path, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
+    notes, out = Notes(), tmp_path / "out"
+    result = run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu"), ClusterOptions("local", 2), notes)
+    assert (tmp_path / "killed").exists()
+    assert not result.interrupted
+    assert notes.texts[0] == "2 jobs submitted to local"
+    assert notes.texts[1].startswith("job 00001 failed: ")
+    assert notes.texts[2:] == ["1 jobs submitted to local, again"]
+    expected = [(f"case{index}", direction, scope) for index in range(CASES) for direction in ("fwd", "bwd")
+                for scope in ("kernel", "operation")]
+    records = load_records(result.csv_path)
+    assert [(record.case, record.direction, record.scope) for record in records] == expected
+    assert {record.status for record in records} == {Status.OK}
+    assert len(load_samples(result.samples_path)) == sum(record.n_samples or 0 for record in records)
+    assert len(json.loads(result.run_json_path.read_text())["cases"]) == CASES
+    with pytest.raises(UserError, match="--jobs: the run has 2 jobs, not 3; resume with --jobs 2"):
+        run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", resume=True), ClusterOptions("local", 3))
+
+
+def test_merging_refuses_what_does_not_belong_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config = tiny_config([{"backend": "fake_backends:FakeBackend", "name": "fake"}], ["a", "b"],
+                         directions=("fwd",), scopes=("kernel",))
+    run(config, RunOptions(out_dir=tmp_path / "one", device="cpu", case_ids=("a",)))
+    cases, into = expand(config), RunFiles(tmp_path / "all", "tiny")
+    into.out_dir.mkdir()
+    with pytest.raises(UserError, match="two of its runs have the row"):
+        merge_runs([tmp_path / "one", tmp_path / "one"], into, config, cases)
+    with pytest.raises(UserError, match="none of its 1 runs began"):
+        merge_runs([tmp_path / "nowhere"], into, config, cases)
+    other = tmp_path / "other"
+    other.mkdir()
+    facts = json.loads((tmp_path / "one" / "tiny.run.json").read_text())
+    (other / "tiny.run.json").write_text(json.dumps({**facts, "device": {**facts["device"], "gpu": "another"}}))
+    with pytest.raises(UserError, match=r"gpu: the runs are of .*another.*; merge each apart"):
+        merge_runs([tmp_path / "one", other], into, config, cases)
+    (other / "tiny.run.json").write_text(json.dumps({**facts, "config_hash": "other"}))
+    with pytest.raises(UserError, match="config_hash: the run is of other"):
+        merge_runs([other], into, config, cases)
+    assert not into.csv_path.exists()
+    assert [record.case for record in merge_runs([tmp_path / "one"], into, config, cases)] == ["a"]
