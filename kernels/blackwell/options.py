@@ -1,0 +1,92 @@
+"""`BlackwellForwardOptions`: every optimisation of the Blackwell forward as a named switch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+SCHEDULES = ("none", "sorted", "zigzag", "clc")
+HEAD_DIMS = (64, 128)
+SMEM_PER_CTA = 232_448  # bytes a CTA can have
+TMEM_COLUMNS = 512
+
+
+@dataclass(frozen=True)
+class BlackwellForwardOptions:
+    """What one compiled forward does: tiles of 256 query rows in two groups, blocks of 128 keys.
+
+    Attributes:
+        schedule: ``none``, ``sorted``, ``zigzag`` (see `kernels.tile_schedule`), dealt to persistent CTAs; or
+            ``clc``: a CTA for each sorted item, of which running CTAs take over the next (cluster launch control).
+        kv_slots: slots of 128 rows in the ring that K and V share; 0: as many as the head dimension leaves room for.
+        p_slices: parts in which P is handed over, so that P V begins before the block's softmax ends.
+        alias_tmem: P and the softmax's statistics live in the columns of S (see `tmem.py`).
+        skip_rescale: O is rescaled only when a row's maximum has risen by more than 2^8.
+        emulated_exp2: of every 16 columns of an unmasked block, those whose exp2 goes to the FMA units.
+        packed_math: fp32 arithmetic on two elements an instruction.
+        peel_masks: only blocks that a bound cuts are masked; off: every block is.
+        early_release: O's columns are free for the next tile as soon as they were read; off: once O is staged.
+        skip_idle_group: the second group sits out tiles of 128 rows or less.
+        section_mb: heads of a sequence walk it together as far as their K and V fit this many MiB of L2.
+    """
+
+    schedule: str = "zigzag"
+    kv_slots: int = 0
+    p_slices: int = 2
+    alias_tmem: bool = True
+    skip_rescale: bool = True
+    emulated_exp2: int = 4
+    packed_math: bool = True
+    peel_masks: bool = True
+    early_release: bool = True
+    skip_idle_group: bool = True
+    section_mb: int = 16
+
+    block_m = 256  # query rows of a tile
+    block_n = 128  # keys of a step
+
+    def slots(self, head_dim: int) -> int:
+        """Slots of the K/V ring: three at 128, six at 64, unless ``kv_slots`` says otherwise."""
+        return self.kv_slots or 384 // head_dim
+
+    def shared_memory(self, head_dim: int) -> int:
+        """Bytes of the buffers of a CTA, without barriers and what the compiler adds (under 1 KiB)."""
+        rows = 2 * self.block_m + self.slots(head_dim) * self.block_n  # Q and staged O
+        return rows * head_dim * 2 + (0 if self.alias_tmem else 3 * self.block_m * 4)
+
+    def tmem_columns(self, head_dim: int) -> int:
+        """Columns of tensor memory in use."""
+        return 2 * (self.block_n + head_dim) + (0 if self.alias_tmem else self.block_n)
+
+    def why_not(self, head_dim: int) -> str | None:
+        """Why this combination can't run, in one line that names the switches; None if it can."""
+        rules = [
+            (head_dim not in HEAD_DIMS, f"head_dim {head_dim} is not one of {HEAD_DIMS}"),
+            (self.schedule not in SCHEDULES, f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}"),
+            (self.kv_slots != 0 and self.kv_slots < 3, f"kv_slots: expected 0 or at least 3, got {self.kv_slots}: with "
+             "fewer the next K would wait for the V before it"),
+            (self.p_slices not in (1, 2, 4), f"p_slices: expected 1, 2 or 4, got {self.p_slices}"),
+            (self.emulated_exp2 not in (0, 2, 4, 8), f"emulated_exp2: expected 0, 2, 4 or 8, got {self.emulated_exp2}"),
+            (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),
+        ]
+        for broken, reason in rules:
+            if broken:
+                return reason
+        columns, smem = self.tmem_columns(head_dim), self.shared_memory(head_dim) + 1024
+        if columns > TMEM_COLUMNS:
+            return f"alias_tmem off needs {columns} columns of tensor memory at head_dim {head_dim}, there are 512"
+        if smem > SMEM_PER_CTA:
+            return f"kv_slots {self.slots(head_dim)} needs {smem:,} bytes of shared memory, {SMEM_PER_CTA:,} are there"
+        return None
+
+
+def make_options(values: Mapping[str, object]) -> BlackwellForwardOptions:
+    """From plain values, by switch. Raises `ValueError` naming what is unknown and what is allowed."""
+    default = BlackwellForwardOptions()
+    kinds = {field.name: type(getattr(default, field.name)) for field in fields(default)}
+    for name, value in values.items():
+        if name not in kinds:
+            raise ValueError(f"{name}: no such switch of the Blackwell forward; there are {', '.join(kinds)}")
+        if type(value) is not kinds[name]:
+            raise ValueError(f"{name}: expected {kinds[name].__name__}, got {value!r}")
+    return replace(default, **values)  # type: ignore[arg-type]
