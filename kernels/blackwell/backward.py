@@ -1,0 +1,133 @@
+"""The Blackwell backward as `kernels.implementation` wants it: what it can run, which variant, and the launches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.blackwell.backward_kernel import jagged_backward
+from kernels.blackwell.backward_options import SCHEDULES, BlackwellBackwardOptions, select
+from kernels.blackwell.backward_reduce import COLUMNS
+from kernels.blackwell.backward_walk import BLOCK_N
+from kernels.hopper import backward_schedule
+from kernels.hopper.backward_options import HopperBackwardOptions
+from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
+from kernels.hopper.ragged import packed_blocks
+from kernels.problem import JaggedProblem
+
+SUM_ROWS = 8
+
+
+def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
+    """The variant, such as ``blackwell/m64q2o1k1s2r1/zigzag``."""
+    chosen = _options(problem, options)
+    return f"blackwell/{chosen.token}/{_order(schedule)}"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A schedule and its tables on the device."""
+
+    schedule: backward_schedule.BackwardSchedule
+    tiles: torch.Tensor
+    bounds: torch.Tensor
+    blocks: torch.Tensor
+    shared: torch.Tensor
+    layout_q: object  # kept alive, as its id is part of the key
+
+
+def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+             lse: torch.Tensor, dout: torch.Tensor, schedule: str | None = None,
+             options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(dq, dk, dv)`` in the problem's dtype, see `JaggedProblem`.
+
+    Raises `ValueError` for an unknown schedule, `TypeError` for options of another kind.
+    """
+    chosen = _options(problem, options)
+    order = _order(schedule)
+    if not out.numel() or not k.numel():
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    block_m, dim = chosen.block_m, problem.head_dim
+    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    plan = _plan(problem, chosen, order, programs, q.device)
+    made = plan.schedule
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    num_blocks = len(made.blocks)
+    rows = torch.empty(problem.num_heads_q * num_blocks * 2 * block_m, dtype=torch.float32, device=q.device)
+    acc = torch.empty((max(made.acc_blocks, 1) * block_m, dim), dtype=torch.float32, device=q.device)
+    if made.zero_first:
+        acc.zero_()
+    row_stride = problem.num_heads_q * dim
+    prepare_kernel[(num_blocks, problem.num_heads_q)](
+        out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0), row_stride, made.shared_at,
+        made.shared_blocks, BLOCK_M=block_m, D=dim, num_warps=4)
+    if len(made.tiles):
+        _launch(problem, chosen, plan, q, k, v, dout, dq, dk, dv, rows, acc)
+    if problem.broadcast_q:
+        len_q = problem.layout_q.max_seqlen
+        sum_kernel[(triton.cdiv(len_q, SUM_ROWS), problem.num_heads_q)](
+            acc, dq, len_q, made.copies, row_stride, problem.softmax_scale, GROUP=problem.group_size, BLOCK_M=block_m,
+            D=dim, ROWS=SUM_ROWS, num_warps=4)
+    elif made.shared_blocks:
+        cast_kernel[(made.shared_blocks, problem.num_heads_q)](
+            acc, dq, plan.shared, row_stride, made.shared_at, made.shared_blocks, problem.softmax_scale,
+            BLOCK_M=block_m, D=dim, num_warps=4)
+    return dq, dk, dv
+
+
+def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, plan: _Plan, q: torch.Tensor, k: torch.Tensor,
+            v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
+            rows: torch.Tensor, acc: torch.Tensor) -> None:
+    dim, mask, block_m, block_n = problem.head_dim, problem.mask, options.block_m, BLOCK_N.value
+    columns = COLUMNS.value
+    jagged_backward[(len(plan.bounds) - 1,)](
+        packed_blocks(q, block_m, dim).checked(), packed_blocks(dout, block_m, dim).checked(),
+        packed_blocks(k, block_n, dim).checked(), packed_blocks(v, block_n, dim).checked(),
+        packed_blocks(dq, block_m, columns).checked(), packed_blocks(dk, block_n, 64).checked(),
+        packed_blocks(dv, block_n, 64).checked(), TensorDescriptor.from_tensor(acc, [block_m, columns]), dk, dv, rows,
+        plan.tiles, plan.bounds, len(plan.blocks), dk.stride(0), problem.softmax_scale * math.log2(math.e),
+        problem.softmax_scale, mask.left or 0, mask.right or 0,
+        **kernel_constants(problem, options, False), num_warps=8, num_stages=1)
+
+
+def kernel_constants(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool) -> dict[str, int | bool]:
+    """The main kernel's compile-time constants."""
+    return {"GROUP": problem.group_size, "BLOCK_M": options.block_m, "D": problem.head_dim,
+            "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
+            "STAGES": options.dq_stages, "RELEASE": options.early_release, "PEEL": options.peel, "CLC": clc,
+            "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None}
+
+
+def _options(problem: JaggedProblem, options: object | None) -> BlackwellBackwardOptions:
+    if options is None:
+        return select(problem)
+    if not isinstance(options, BlackwellBackwardOptions):
+        raise TypeError(f"options: expected BlackwellBackwardOptions, got {type(options).__name__}")
+    return options
+
+
+def _order(schedule: str | None) -> str:
+    if schedule is None:
+        return "zigzag"
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+    return schedule
+
+
+def _plan(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str, programs: int,
+          device: torch.device) -> _Plan:
+    key = ("blackwell backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
+           problem.broadcast_q, options, order, programs, device)
+
+    def build() -> _Plan:
+        made = backward_schedule.build(problem, HopperBackwardOptions(owned_blocks=0), order, programs,
+                                       options.block_m, BLOCK_N.value)
+        tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])
+        tiles, bounds, blocks, shared = (torch.from_numpy(table).to(device) for table in tables)
+        return _Plan(made, tiles, bounds, blocks, shared, problem.layout_q)
+
+    return problem.layout_k.cached(key, build)

@@ -1,0 +1,141 @@
+"""TLX jagged flash attention, backward, for Blackwell (sm_100a): the warp-specialised kernel.
+
+A CTA is persistent. A tile is one block of 128 KV rows of one (sequence, KV head); its steps are the blocks of Q that
+see it, for each query head of the group. Per step: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T,
+dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ = dS K. Operands are 16 bits, accumulators fp32 in tensor
+memory.
+
+    role       warps         registers  does                                                          file
+    compute    8 (default)   168        P, dS; at a tile's end dV and dK to memory                    backward_compute
+    reduction  4             88         dQ to memory: reduce-adds, or dq itself                       backward_reduce
+    MMA        1             88         issues all matmuls                                            backward_mma
+    load       1             88         TMA loads of K, V, Q, dO; bulk loads of lse and delta         backward_load
+
+    shared memory  blocks     holds
+    k, v           NUM_KV     [128, D]; at the tile's end dK and dV on their way out, 64 columns each
+    q, do          NUM_Q/_DO  [BLOCK_M, D]
+    ds             1          [128, BLOCK_M], dS^T, for dQ
+    staging        STAGES     [BLOCK_M, 32] fp32, or in 16 bits if it is dq itself
+    lse, delta     2          [BLOCK_M] fp32
+
+    tensor memory, columns   BLOCK_M 64       BLOCK_M 128      BLOCK_M 128, D = 64
+    S^T, then P^T            0-63             0-127            0-127
+    dP^T, then dS^T          64-127           128-255          128-255
+    dV, dK                   D each           128 each         64 each
+    dQ                       D                that of dP^T     64
+
+    barrier        completed by                              waited for by
+    k_full, v_full the TMA's bytes                           MMA
+    kv_empty       compute: dV and dK have left the slot     load
+    q_full/do_full the TMA's bytes                           MMA
+    q_empty        commit of dK                              load
+    do_empty       commit of dV                              load
+    rows_full      bytes of lse and delta                    compute
+    rows_empty     compute, having used them                 load
+    s_full         commit of S                               compute
+    p_full         compute: P is in tensor memory, S read    MMA, before dV (and all that follows it)
+    dp_full        commit of dP, so dQ(n - 1) is done too    compute, before it writes dS
+    ds_tmem_full   compute: dS is in tensor memory           MMA, before dK
+    ds_full        compute: dS is in shared memory           MMA, before dQ
+    dq_full        commit of dQ                              reduction
+    dq_empty       reduction, having read dQ                 MMA, before the next dQ; if they share columns, before dP
+    dv_full        commit, after a tile's last dV            compute
+    dk_full        commit, after a tile's last dK and dQ     compute; K is free then
+    named 10, 11   all compute warps have read S, dP         all, before they write P, dS to the same columns
+
+Tensor memory of S, P, dP, dS, dV and dK needs no empty barriers: see the order of issue in `backward_mma`, and compute
+reads dV and dK of a tile before it writes the next tile's first P, which the first matmul into dV waits for.
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.blackwell.backward_compute import compute
+from kernels.blackwell.backward_load import load
+from kernels.blackwell.backward_mma import multiply
+from kernels.blackwell.backward_reduce import COLUMNS, reduce
+from kernels.blackwell.backward_walk import BLOCK_N, Barriers, Buffers, Config, Work
+
+
+@triton.jit(do_not_specialize=["num_blocks", "kv_stride", "left", "right"])
+def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, dk, dv, rows, tiles,
+                    bounds, num_blocks, kv_stride, scale_log2, scale, left, right, GROUP: tl.constexpr,
+                    BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
+                    NUM_KV: tl.constexpr, STAGES: tl.constexpr, RELEASE: tl.constexpr, PEEL: tl.constexpr,
+                    CLC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+    """See the table at the top of the file; `kernels.blackwell.backward_options` says what each switch does.
+
+    ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
+    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and delta, +inf and 0 where
+    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. ``dk`` and ``dv``
+    (``kv_stride`` elements a row) are for tiles without steps, which are zero.
+    """
+    DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    ALIAS_DQ: tl.constexpr = BLOCK_M == 128 and D == 128
+    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, RELEASE, PEEL, CLC, ALIAS_DQ, HAS_LEFT,
+                             HAS_RIGHT, DTYPE)
+    work = Work(tiles, bounds, rows, num_blocks, scale_log2, scale, left, right)
+
+    k = tlx.local_alloc((BLOCK_N, D), DTYPE, NUM_KV)
+    v = tlx.local_alloc((BLOCK_N, D), DTYPE, NUM_KV)
+    q = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
+    do = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
+    ds = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1)
+    staging = tlx.local_alloc((BLOCK_M, COLUMNS), tl.float32, STAGES)
+    final = tlx.local_alloc((BLOCK_M, COLUMNS), DTYPE, 2 * STAGES, reuse=staging)
+    dk_out = tlx.local_alloc((BLOCK_N, 64), DTYPE, NUM_KV * (D // 64), reuse=k)
+    dv_out = tlx.local_alloc((BLOCK_N, 64), DTYPE, NUM_KV * (D // 64), reuse=v)
+    lse = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    delta = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+
+    s_columns = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    dp_columns = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
+    s_tmem = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=s_columns)
+    p_tmem = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1, tlx.storage_kind.tmem, reuse=s_columns)
+    dp_tmem = tlx.local_alloc((BLOCK_N, BLOCK_M), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp_columns)
+    ds_tmem = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1, tlx.storage_kind.tmem, reuse=dp_columns)
+    dv_tmem = tlx.local_alloc((BLOCK_N, D), tl.float32, 1, tlx.storage_kind.tmem)
+    dk_tmem = tlx.local_alloc((BLOCK_N, D), tl.float32, 1, tlx.storage_kind.tmem)
+    s_columns.set_buffer_overlap(tlx.reuse_group(s_tmem, p_tmem, group_type=tlx.reuse_group_type.shared))
+    if ALIAS_DQ:
+        dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp_columns)
+        dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, dq_tmem,
+                                                      group_type=tlx.reuse_group_type.shared))
+    else:
+        dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem)
+        dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, group_type=tlx.reuse_group_type.shared))
+    buf = Buffers(k, v, q, do, ds, staging, final, dk_out, dv_out, lse, delta, s_tmem, p_tmem, dp_tmem, ds_tmem,
+                  dq_tmem, dk_tmem, dv_tmem)
+
+    k_full = tlx.alloc_barriers(NUM_KV)
+    v_full = tlx.alloc_barriers(NUM_KV)
+    kv_empty = tlx.alloc_barriers(NUM_KV)
+    q_full = tlx.alloc_barriers(NUM_Q)
+    q_empty = tlx.alloc_barriers(NUM_Q)
+    do_full = tlx.alloc_barriers(NUM_DO)
+    do_empty = tlx.alloc_barriers(NUM_DO)
+    rows_full = tlx.alloc_barriers(2)
+    rows_empty = tlx.alloc_barriers(2)
+    s_full = tlx.alloc_barriers(1)
+    p_full = tlx.alloc_barriers(1)
+    dp_full = tlx.alloc_barriers(1)
+    ds_tmem_full = tlx.alloc_barriers(1)
+    ds_full = tlx.alloc_barriers(1)
+    dq_full = tlx.alloc_barriers(1)
+    dq_empty = tlx.alloc_barriers(1)
+    dv_full = tlx.alloc_barriers(1)
+    dk_full = tlx.alloc_barriers(1)
+    bar = Barriers(k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, rows_full, rows_empty, s_full, p_full,
+                   dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, dv_full, dk_full)
+    clc = tlx.clc_create_context(num_consumers=4) if CLC else work  # work: not used
+
+    with tlx.async_tasks():
+        with tlx.async_task("default"):
+            compute(desc_dk, desc_dv, dk, dv, kv_stride, work, clc, buf, bar, c)
+        with tlx.async_task(num_warps=4, registers=88):
+            reduce(desc_acc, desc_dq, work, clc, buf, bar, c)
+        with tlx.async_task(num_warps=1, registers=88):
+            multiply(work, clc, buf, bar, c)
+        with tlx.async_task(num_warps=1, registers=88):
+            load(desc_q, desc_do, desc_k, desc_v, work, clc, buf, bar, c)

@@ -1,0 +1,114 @@
+"""The backward's reduction role, 4 warps: dQ of each step from tensor memory to global memory.
+
+What becomes of it depends on its block of Q, see `kernels.hopper.backward_schedule`: a step that is the last to touch
+the block stores dq itself; else the first stores to the fp32 accumulator, and others add to it.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.blackwell.backward_walk import (
+    ACC_BLOCK,
+    ACC_GROUP,
+    AFTER_ITSELF,
+    BLOCK,
+    FIELDS,
+    FIRST_FROM,
+    HEAD,
+    LASTS,
+    Q_LEN,
+    Q_START,
+    STEPS,
+    first_tile,
+    next_tile,
+)
+from kernels.hopper.ragged import store_rows
+
+COLUMNS = tl.constexpr(32)  # of dQ at a time
+
+
+class Target(NamedTuple):
+    """Where a step's dQ goes: row ``acc_row`` of the accumulator, or rows of dq if it is the ``last``."""
+
+    first: tl.tensor
+    last: tl.tensor
+    acc_row: tl.tensor
+    q_start: tl.tensor
+    q_len: tl.tensor
+    row: tl.tensor
+    column: tl.tensor
+
+
+@triton.jit
+def _stores_done(x):
+    """Wait until this thread's bulk stores are complete and visible, not only read, for later bulk accesses too."""
+    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
+                                     tl.int32, False, 1)
+
+
+@triton.jit
+def _columns(dq_tmem, part: tl.constexpr, c: tl.constexpr):
+    return tlx.local_load(tlx.local_slice(dq_tmem, [0, part * COLUMNS], [c.BLOCK_M, COLUMNS]))
+
+
+@triton.jit
+def _put(desc_acc, desc_dq, x, part: tl.constexpr, to, work, buf, c: tl.constexpr):
+    """Columns ``part * COLUMNS ...`` of a step's dQ to memory, when the slot's last store has left it."""
+    slot = part % c.STAGES
+    tlx.async_descriptor_store_wait(c.STAGES - 1)
+    if to.last:
+        tlx.local_store(buf.final[2 * slot], (x * work.scale).to(c.DTYPE))
+        tlx.fence("async_shared")
+        store_rows(desc_dq, buf.final[2 * slot], to.q_start, to.q_len, to.row, to.column + part * COLUMNS)
+    else:
+        tlx.local_store(buf.staging[slot], x)
+        tlx.fence("async_shared")
+        if to.first:
+            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [to.acc_row, part * COLUMNS])
+        else:
+            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [to.acc_row, part * COLUMNS], store_reduce="add")
+
+
+@triton.jit
+def reduce(desc_acc, desc_dq, work, clc, buf, bar, c: tl.constexpr):
+    """Walks the steps of every tile, 32 columns of dQ at a time."""
+    PARTS: tl.constexpr = c.D // COLUMNS
+    n = 0
+    turn = 0
+    tile, end = first_tile(work, c)
+    while tile >= 0:
+        record = work.tiles + tile * FIELDS
+        q_start, q_len = tl.load(record + Q_START), tl.load(record + Q_LEN)
+        steps, block = tl.load(record + STEPS), tl.load(record + BLOCK)
+        firsts, lasts = tl.load(record + FIRST_FROM), tl.load(record + LASTS)
+        head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
+        if tl.load(record + AFTER_ITSELF) != 0:  # the tile before it wrote to the same blocks
+            _stores_done(n)
+        for g in tl.range(0, c.GROUP, num_stages=1):
+            column = (head * c.GROUP + g) * c.D
+            for i in tl.range(0, steps, num_stages=1):
+                acc_row = (acc_block + g * acc_group + block + i) * c.BLOCK_M
+                to = Target(i >= firsts, i < lasts, acc_row, q_start, q_len, (block + i) * c.BLOCK_M, column)
+                tlx.barrier_wait(bar.dq_full[0], n & 1)
+                for part in tl.static_range(PARTS - c.RELEASE):
+                    x = _columns(buf.dq_tmem[0], part, c)
+                    _put(desc_acc, desc_dq, x, part, to, work, buf, c)
+                if c.RELEASE == 2:
+                    x = _columns(buf.dq_tmem[0], PARTS - 2, c)
+                    y = _columns(buf.dq_tmem[0], PARTS - 1, c)
+                    tlx.barrier_arrive(bar.dq_empty[0])
+                    _put(desc_acc, desc_dq, x, PARTS - 2, to, work, buf, c)
+                    _put(desc_acc, desc_dq, y, PARTS - 1, to, work, buf, c)
+                elif c.RELEASE == 1:
+                    x = _columns(buf.dq_tmem[0], PARTS - 1, c)
+                    tlx.barrier_arrive(bar.dq_empty[0])
+                    _put(desc_acc, desc_dq, x, PARTS - 1, to, work, buf, c)
+                else:
+                    tlx.barrier_arrive(bar.dq_empty[0])
+                n += 1
+        tile = next_tile(work, clc, tile, end, turn, c)
+        turn += 1
+    tlx.async_descriptor_store_wait(0)

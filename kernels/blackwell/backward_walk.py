@@ -1,0 +1,126 @@
+"""What the roles of the Blackwell backward share: switches, buffers, barriers, and which tile comes next.
+
+Every role derives its trip counts from the same tile record, so none of them is told how many steps there are.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.hopper import backward_schedule as schedule
+
+BLOCK_N = tl.constexpr(128)  # KV rows of a CTA's tile
+FIELDS = tl.constexpr(schedule.FIELDS)
+Q_START = tl.constexpr(schedule.Q_START)
+Q_LEN = tl.constexpr(schedule.Q_LEN)
+OUT_START = tl.constexpr(schedule.OUT_START)
+K_START = tl.constexpr(schedule.K_START)
+K_LEN = tl.constexpr(schedule.K_LEN)
+K_ROW = tl.constexpr(schedule.K_ROW)
+STEPS = tl.constexpr(schedule.STEPS)
+CUT_END = tl.constexpr(schedule.CUT_END)
+CUT_FROM = tl.constexpr(schedule.CUT_FROM)
+BLOCK = tl.constexpr(schedule.BLOCK)
+PARTIALS = tl.constexpr(schedule.PARTIALS)
+FIRST_FROM = tl.constexpr(schedule.FIRST_FROM)
+LASTS = tl.constexpr(schedule.LASTS)
+HEAD = tl.constexpr(schedule.HEAD)
+ROW_BLOCK = tl.constexpr(schedule.ROW_BLOCK)
+ACC_BLOCK = tl.constexpr(schedule.ACC_BLOCK)
+ACC_GROUP = tl.constexpr(schedule.ACC_GROUP)
+AFTER_ITSELF = tl.constexpr(schedule.AFTER_ITSELF)
+
+
+class Config(NamedTuple):
+    """Compile-time switches of one kernel; `kernels.blackwell.backward_options` says what each does."""
+
+    GROUP: tl.constexpr
+    BLOCK_M: tl.constexpr
+    D: tl.constexpr
+    NUM_Q: tl.constexpr
+    NUM_DO: tl.constexpr
+    NUM_KV: tl.constexpr
+    STAGES: tl.constexpr
+    RELEASE: tl.constexpr
+    PEEL: tl.constexpr
+    CLC: tl.constexpr
+    ALIAS_DQ: tl.constexpr
+    HAS_LEFT: tl.constexpr
+    HAS_RIGHT: tl.constexpr
+    DTYPE: tl.constexpr
+
+
+class Work(NamedTuple):
+    """Runtime arguments that describe the tiles, see `kernels.blackwell.backward_kernel`."""
+
+    tiles: tl.tensor
+    bounds: tl.tensor
+    rows: tl.tensor
+    num_blocks: tl.tensor
+    scale_log2: tl.tensor
+    scale: tl.tensor
+    left: tl.tensor
+    right: tl.tensor
+
+
+class Buffers(NamedTuple):
+    """Shared and tensor memory."""
+
+    k: tlx.buffered_tensor
+    v: tlx.buffered_tensor
+    q: tlx.buffered_tensor
+    do: tlx.buffered_tensor
+    ds: tlx.buffered_tensor
+    staging: tlx.buffered_tensor
+    final: tlx.buffered_tensor
+    dk_out: tlx.buffered_tensor
+    dv_out: tlx.buffered_tensor
+    lse: tlx.buffered_tensor
+    delta: tlx.buffered_tensor
+    s_tmem: tlx.buffered_tensor
+    p_tmem: tlx.buffered_tensor
+    dp_tmem: tlx.buffered_tensor
+    ds_tmem: tlx.buffered_tensor
+    dq_tmem: tlx.buffered_tensor
+    dk_tmem: tlx.buffered_tensor
+    dv_tmem: tlx.buffered_tensor
+
+
+class Barriers(NamedTuple):
+    """mbarriers; the table in `kernels.blackwell.backward_kernel` says who completes and who waits."""
+
+    k_full: tlx.mbarrier
+    v_full: tlx.mbarrier
+    kv_empty: tlx.mbarrier
+    q_full: tlx.mbarrier
+    q_empty: tlx.mbarrier
+    do_full: tlx.mbarrier
+    do_empty: tlx.mbarrier
+    rows_full: tlx.mbarrier
+    rows_empty: tlx.mbarrier
+    s_full: tlx.mbarrier
+    p_full: tlx.mbarrier
+    dp_full: tlx.mbarrier
+    ds_tmem_full: tlx.mbarrier
+    ds_full: tlx.mbarrier
+    dq_full: tlx.mbarrier
+    dq_empty: tlx.mbarrier
+    dv_full: tlx.mbarrier
+    dk_full: tlx.mbarrier
+
+
+@triton.jit
+def first_tile(work, c: tl.constexpr):
+    """``(tile, end)``: this CTA's first tile, -1 if it has none, and where its tiles end."""
+    pid = tl.program_id(0)
+    begin = tl.load(work.bounds + pid)
+    end = tl.load(work.bounds + pid + 1)
+    return tl.where(begin < end, begin, -1), end
+
+
+@triton.jit
+def next_tile(work, clc, tile, end, turn, c: tl.constexpr):
+    """The tile after ``tile``, -1 at the end; ``turn`` counts the calls of this role."""
+    return tlx.clc_consumer(clc, turn & 1) if c.CLC else tl.where(tile + 1 < end, tile + 1, -1)
