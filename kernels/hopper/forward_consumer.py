@@ -10,7 +10,17 @@ import triton.language.extra.tlx as tlx
 
 from kernels.hopper.ragged import store_rows
 from kernels.hopper.softmax import first_softmax, mask_scores, next_softmax
-from kernels.hopper.work import ITEM_SLOTS, dealt_item, kv_range, place, read_run, receive_item, record_of
+from kernels.hopper.work import (
+    ITEM_SLOTS,
+    dealt_item,
+    group_place,
+    kv_range,
+    own_range,
+    place,
+    read_run,
+    receive_item,
+    record_of,
+)
 
 ROWS = tl.constexpr(64)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -90,14 +100,26 @@ def _step(q, k_ring, v_ring, count, p, m, norm, acc, scale, row, column, shift, 
 
 
 @triton.jit
-def _steps(q, k_ring, v_ring, count, low, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len, work,
+def _steps(q, k_ring, v_ring, count, high, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len, work,
            STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
     """Blocks 1 ... n - 1 of a tile whose first K is ``count`` in the ring. One loop: over two, ptxas serialises."""
     for i in tl.range(1, n, num_stages=1):
-        column = (low + n - 1 - i) * c.BLOCK_N + columns
+        column = (high - 1 - i) * c.BLOCK_N + columns
         p, m, norm, acc = _step(q, k_ring, v_ring, count + i, p, m, norm, acc, scale, row, column, shift, k_len, work,
                              (i < head) | (i >= n - tail), STREAM, CID, c)
     return p, m, norm, acc
+
+
+@triton.jit
+def _pass(k_ring, v_ring, count, n, STREAM: tl.constexpr, c: tl.constexpr):
+    """Release ``n`` blocks from the rings' ``count``-th on unread: other groups of the worker need them."""
+    for i in tl.range(count, count + n, num_stages=1):
+        k_slot = STREAM * c.NUM_K + i % c.NUM_K
+        v_slot = STREAM * c.NUM_V + i % c.NUM_V
+        tlx.barrier_wait(k_ring.full[k_slot], (i // c.NUM_K) & 1)  # not before: the phase must be this block's
+        tlx.barrier_arrive(k_ring.empty[k_slot])
+        tlx.barrier_wait(v_ring.full[v_slot], (i // c.NUM_V) & 1)
+        tlx.barrier_arrive(v_ring.empty[v_slot])
 
 
 @triton.jit
@@ -113,6 +135,18 @@ def _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_le
 
 
 @triton.jit
+def _next_item(items, turn, worker, workers, work, STREAM: tl.constexpr, c: tl.constexpr):
+    """The item after this turn's: ``(item, q_len, o_start, k_len, row, first, count)``, see `read_run`."""
+    if c.DYNAMIC:
+        item = receive_item(items, turn, STREAM * ITEM_SLOTS)
+    else:
+        item = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
+    record = record_of(work, item)
+    row, first, count = read_run(record, c.SECTIONS)
+    return item, tl.load(record + 1), tl.load(record + 3), tl.load(record + 5), row, first, count
+
+
+@triton.jit
 def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, STREAM: tl.constexpr,
             CID: tl.constexpr, c: tl.constexpr):
     """One group's walk over its worker's items, one tile after the other."""
@@ -120,61 +154,97 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
     V0: tl.constexpr = STREAM * c.NUM_V
     worker = tl.program_id(0) * c.STREAMS + STREAM
     workers = tl.num_programs(0) * c.STREAMS
-    rows = tl.arange(0, ROWS) + CID * ROWS
+    rows = tl.arange(0, ROWS)
     columns = tl.arange(0, c.BLOCK_N)
     turn = 0
     n_kv = 0
+    stored = -1  # the Q slot in which an O waits for its store (O_IN_Q only)
     if c.PINGPONG and CID == 1:
         tlx.named_barrier_arrive(9, 256)
     item = worker
     record = record_of(work, item)
     q_len, o_start, k_len = tl.load(record + 1), tl.load(record + 3), tl.load(record + 5)
-    run = read_run(record, c.SECTIONS)
+    run_row, run_first, run_count = read_run(record, c.SECTIONS)
     while item < work.num_items:
-        if c.DYNAMIC:
-            item2 = receive_item(items, turn, STREAM * ITEM_SLOTS)
-        else:
-            item2 = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
-        record = record_of(work, item2)
-        q_len2, o_start2, k_len2 = tl.load(record + 1), tl.load(record + 3), tl.load(record + 5)
-        run2 = read_run(record, c.SECTIONS)
-        m_row, head_q = place(work, item, run, c.SECTIONS)
+        if not c.APART:
+            item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers, work,
+                                                                               STREAM, c)
+        m_row, head_q = place(work, item, (run_row, run_first, run_count), c.SECTIONS)
         shift = k_len - q_len
         low, n, head, tail = kv_range(q_len, m_row, k_len, work, BLOCK_M, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT)
+        before = 0
+        after = 0
+        row = m_row + CID * ROWS
+        if c.APART:
+            row = m_row + group_place(CID, turn, c.GROUPS) * ROWS
+            if c.HAS_LEFT or c.HAS_RIGHT:
+                before, after, head, tail = own_range(q_len, row, k_len, work, low, n, c)
         q_slot = STREAM * c.NUM_Q + turn % c.NUM_Q
-        tlx.barrier_wait(q_ring.full[q_slot], (turn // c.NUM_Q) & 1)
-        q = q_ring.smem[q_slot * c.GROUPS + CID]
-        if c.Q_REG:
-            q = tlx.local_load(q)
-        p, m, norm = _first(q, q_ring.empty[q_slot], k_ring, n_kv, scale, m_row + rows,
-                         (low + n - 1) * c.BLOCK_N + columns, shift, k_len, work, c.Q_REG and c.PREFETCH, STREAM, CID,
-                         c)
-        if c.O_IN_V:  # noqa: SIM102 (the outer condition is resolved at compile time)
-            if turn > 0:  # the O of the tile before has left the V slot that it was staged in
-                tlx.async_descriptor_store_wait(0)
-                tlx.barrier_arrive(v_ring.empty[V0 + (n_kv - 1) % c.NUM_V])
-        acc = tl.zeros([ROWS, c.D], tl.float32)
-        p, m, norm, acc = _steps(q, k_ring, v_ring, n_kv, low, n, head, tail, p.to(c.DTYPE), m, norm, acc, scale,
-                              m_row + rows, columns, shift, k_len, work, STREAM, CID, c)
-        if not c.Q_REG and c.PREFETCH:
-            tlx.barrier_arrive(q_ring.empty[q_slot])
-        n_kv += n
-        v_slot = V0 + (n_kv - 1) % c.NUM_V
-        tlx.barrier_wait(v_ring.full[v_slot], ((n_kv - 1) // c.NUM_V) & 1)
-        acc = tlx.async_dot(p, v_ring.smem[v_slot], acc)  # [64, D]
-        acc = tlx.async_dot_wait(0, acc)
-        if c.O_IN_V:
-            staging = v_ring.smem[v_slot]  # [BLOCK_N, D] with BLOCK_N = 64
+        if not c.APART or row < q_len:
+            high = low + n - before
+            own = n - before - after
+            if c.APART and (c.HAS_LEFT or c.HAS_RIGHT):
+                _pass(k_ring, v_ring, n_kv, before, STREAM, c)
+            first = n_kv + before
+            tlx.barrier_wait(q_ring.full[q_slot], (turn // c.NUM_Q) & 1)
+            q_smem = q_ring.smem[q_slot * c.GROUPS + CID]
+            q = tlx.local_load(q_smem) if c.Q_REG else q_smem
+            p, m, norm = _first(q, q_ring.empty[q_slot], k_ring, first, scale, row + rows,
+                                (high - 1) * c.BLOCK_N + columns, shift, k_len, work,
+                                c.Q_REG and c.PREFETCH and not c.O_IN_Q, STREAM, CID, c)
+            if c.O_IN_V:  # noqa: SIM102 (the outer condition is resolved at compile time)
+                if turn > 0:  # the O of the tile before has left the V slot that it was staged in
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(v_ring.empty[V0 + (n_kv - 1) % c.NUM_V])
+            if c.O_IN_Q:  # noqa: SIM102
+                if stored >= 0:  # the O of an earlier tile has left the Q slot that it was staged in
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(q_ring.empty[stored])
+            acc = tl.zeros([ROWS, c.D], tl.float32)
+            p, m, norm, acc = _steps(q, k_ring, v_ring, first, high, own, head, tail, p.to(c.DTYPE), m, norm, acc,
+                                     scale, row + rows, columns, shift, k_len, work, STREAM, CID, c)
+            if not c.Q_REG and c.PREFETCH and not c.O_IN_Q:
+                tlx.barrier_arrive(q_ring.empty[q_slot])
+            if c.APART:
+                item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers,
+                                                                                   work, STREAM, c)
+            last = first + own - 1
+            v_slot = V0 + last % c.NUM_V
+            tlx.barrier_wait(v_ring.full[v_slot], (last // c.NUM_V) & 1)
+            acc = tlx.async_dot(p, v_ring.smem[v_slot], acc)  # [64, D]
+            acc = tlx.async_dot_wait(0, acc)
+            if c.O_IN_V:
+                staging = v_ring.smem[v_slot]  # [BLOCK_N, D] with BLOCK_N = 64
+            else:
+                tlx.barrier_arrive(v_ring.empty[v_slot])
+                if c.O_IN_Q:
+                    staging = q_smem
+                else:
+                    staging = o_smem[STREAM * c.GROUPS + CID]
+                    tlx.async_descriptor_store_wait(0)
+            _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c)
+            stored = q_slot
+            if c.APART and c.HAS_LEFT:
+                _pass(k_ring, v_ring, first + own, after, STREAM, c)
         else:
-            tlx.barrier_arrive(v_ring.empty[v_slot])
-            staging = o_smem[STREAM * c.GROUPS + CID]
-            tlx.async_descriptor_store_wait(0)
-        _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, m_row + CID * ROWS, c)
-        if not c.PREFETCH:
+            item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers,
+                                                                                   work, STREAM, c)
+            if c.O_IN_Q:
+                if stored >= 0:
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(q_ring.empty[stored])
+                stored = -1
+            tlx.barrier_wait(q_ring.full[q_slot], (turn // c.NUM_Q) & 1)
+            if c.O_IN_Q or c.PREFETCH:
+                tlx.barrier_arrive(q_ring.empty[q_slot])
+            _pass(k_ring, v_ring, n_kv, n, STREAM, c)
+        n_kv += n
+        if not c.PREFETCH and not c.O_IN_Q:
             tlx.barrier_arrive(q_ring.empty[q_slot])
         if c.DYNAMIC:
             tlx.barrier_arrive(items.empty[STREAM * ITEM_SLOTS + turn % ITEM_SLOTS])
         item = item2
-        q_len, o_start, k_len, run = q_len2, o_start2, k_len2, run2
+        q_len, o_start, k_len = q_len2, o_start2, k_len2
+        run_row, run_first, run_count = row2, first2, count2
         turn += 1
     tlx.async_descriptor_store_wait(0)

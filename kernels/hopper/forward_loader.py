@@ -5,7 +5,17 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.ragged import load_rows
-from kernels.hopper.work import ITEM_SLOTS, dealt_item, draw_item, kv_range, place, read_run, record_of, reset_counter
+from kernels.hopper.work import (
+    ITEM_SLOTS,
+    dealt_item,
+    draw_item,
+    group_place,
+    kv_range,
+    place,
+    read_run,
+    record_of,
+    reset_counter,
+)
 
 ROWS = tl.constexpr(64)
 
@@ -43,8 +53,8 @@ def load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, STREAM: tl
         tlx.barrier_wait(q_ring.empty[slot], ((turn // c.NUM_Q) & 1) ^ 1)
         tlx.barrier_expect_bytes(q_ring.full[slot], BLOCK_M * c.D * 2)
         for g in tl.static_range(c.GROUPS):
-            load_rows(desc_q, q_ring.smem[slot * c.GROUPS + g], q_start, q_len, m_row + g * ROWS, head_q * c.D,
-                      q_ring.full[slot])
+            row = m_row + group_place(g, turn, c.GROUPS) * ROWS if c.APART else m_row + g * ROWS
+            load_rows(desc_q, q_ring.smem[slot * c.GROUPS + g], q_start, q_len, row, head_q * c.D, q_ring.full[slot])
         row = (low + n - 1) * c.BLOCK_N
         _load_block(desc_k, k_ring, n_kv, k_start, k_len, row, k_column, KV_BYTES, K0, c.NUM_K)
         if c.DYNAMIC:

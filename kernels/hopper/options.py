@@ -26,6 +26,9 @@ class HopperForwardOptions:
         q_buffers, k_buffers, v_buffers: slots of each ring, for every worker.
         q_in_registers: Q is wgmma's register operand, so that S = Q K^T reads half as much shared memory.
         o_in_v: O is staged in the V slot that was read last, instead of a buffer of its own.
+        o_in_q: O is staged in the group's Q slot, which is free again a tile later.
+        apart: a group walks those blocks that its own 64 rows see and lets the others pass, so that groups of a worker
+            drift apart as far as the rings allow; a tile's first rows go to the next group at every turn.
         ping_pong: two groups take turns at issuing, so that one's softmax meets the other's matmuls.
         warp_barriers: every thread arrives by itself when a slot is released, without a sync of the group.
         peel_masks: only blocks that a bound cuts are masked; off: every block is.
@@ -46,6 +49,8 @@ class HopperForwardOptions:
     v_buffers: int = 2
     q_in_registers: bool = False
     o_in_v: bool = False
+    o_in_q: bool = False
+    apart: bool = False
     ping_pong: bool = False
     warp_barriers: bool = True
     peel_masks: bool = True
@@ -62,7 +67,7 @@ class HopperForwardOptions:
     @property
     def registers(self) -> int:
         """Registers a thread of every consumer group but the default task's."""
-        return 160 if self.consumer_groups * self.streams == 3 else 232
+        return {3: 160, 4: 112}.get(self.consumer_groups * self.streams, 232)
 
     @property
     def max_registers(self) -> int | None:
@@ -72,7 +77,7 @@ class HopperForwardOptions:
     def shared_memory(self, head_dim: int) -> int:
         """Bytes of the buffers of a CTA, without barriers (under 1 KiB)."""
         rows = self.q_buffers * self.block_m + (self.k_buffers + self.v_buffers) * self.block_n
-        if not self.o_in_v:
+        if not (self.o_in_v or self.o_in_q):
             rows += self.block_m
         return self.streams * rows * head_dim * 2
 
@@ -85,7 +90,7 @@ class HopperForwardOptions:
             (head_dim not in HEAD_DIMS, f"head_dim {head_dim} is not one of {HEAD_DIMS}"),
             (self.schedule not in SCHEDULES, f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}"),
             (self.block_n not in (64, 128), f"block_n: expected 64 or 128, got {self.block_n}"),
-            (not 1 <= groups <= 3, f"consumer_groups * streams: expected 1 to 3, got {groups}"),
+            (not 1 <= groups <= 4, f"consumer_groups * streams: expected 1 to 4, got {groups}"),
             (self.loader_warps not in (1, 4), f"loader_warps: expected 1 or 4, got {self.loader_warps}"),
             (self.loader_warps == 4 and (self.streams > 1 or self.ctas_per_sm > 2),
              "streams > 1 and ctas_per_sm > 2 need loader_warps 1"),
@@ -96,6 +101,11 @@ class HopperForwardOptions:
             (self.o_in_v and not solo, "o_in_v needs consumer_groups 1: another group may still read that V"),
             (self.o_in_v and self.block_n != 64, "o_in_v needs block_n 64, the shape of O"),
             (self.o_in_v and self.v_buffers < 2, "o_in_v needs v_buffers >= 2"),
+            (self.o_in_q and self.o_in_v, "o_in_q and o_in_v exclude each other"),
+            (self.o_in_q and self.q_buffers < 2, "o_in_q needs q_buffers >= 2: a slot is free a tile later"),
+            (self.o_in_q and not self.prefetch_next_tile, "prefetch_next_tile off needs o_in_q off"),
+            (self.apart and (solo or self.ping_pong), "apart needs consumer_groups >= 2 and ping_pong off"),
+            (groups == 4 and head_dim == 128, "four groups need head_dim 64: too few registers"),
             (self.streams == 3 and head_dim == 128 and mask.left is not None,
              "streams 3 spills at head_dim 128 under a left bound"),
             (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),

@@ -28,6 +28,8 @@ class Config(NamedTuple):
     NUM_V: tl.constexpr
     Q_REG: tl.constexpr
     O_IN_V: tl.constexpr
+    O_IN_Q: tl.constexpr
+    APART: tl.constexpr
     PINGPONG: tl.constexpr
     PEEL: tl.constexpr
     PREFETCH: tl.constexpr
@@ -159,3 +161,22 @@ def kv_range(q_len, m_row, k_len, work, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
         full_low = tl.cdiv(tl.minimum(tl.maximum(last_row + shift - work.left, 0), k_len), BLOCK_N)
         tail = tl.minimum(tl.maximum(full_low - low, 0), n - head)
     return low, n, head, tail
+
+
+@triton.jit
+def group_place(group, turn, GROUPS: tl.constexpr):
+    """Which 64 rows of a tile a group takes: they go round, so that short tiles' rows don't fall to one group."""
+    return (group + turn) % GROUPS
+
+
+@triton.jit
+def own_range(q_len, row, k_len, work, low, n, c: tl.constexpr):
+    """``(before, after, head, tail)`` for 64 rows from ``row`` on in a tile that walks blocks ``low ... low + n - 1``.
+
+    They leave out the first ``before`` blocks of the walk and the last ``after``; of what remains, at least one block,
+    ``head`` at its start and ``tail`` at its end need masks.
+    """
+    own_low, own, head, tail = kv_range(q_len, row, k_len, work, 64, c.BLOCK_N, c.HAS_LEFT, c.HAS_RIGHT)
+    before = tl.minimum(tl.maximum(low + n - own_low - own, 0), n - 1)
+    after = tl.minimum(tl.maximum(own_low - low, 0), n - 1 - before)
+    return before, after, head, tail

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.hopper.options import VARIANTS
+from kernels.hopper.options import VARIANTS, HopperForwardOptions
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
@@ -15,6 +15,9 @@ from kernels.reference import attention_reference, attention_reference_lowp
 MASKS = {"full": Mask(), "causal": Mask.make(True), "window": Mask.make(window_size=(70, 5)), "left": Mask(64, None),
          "right": Mask(None, 30)}
 EDGES = ([65, 128, 1, 64, 200, 129, 0, 63, 127, 300], [64, 0, 130, 70, 128, 257, 90, 300, 1, 65])
+
+DUO = HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, q_buffers=2, k_buffers=4, v_buffers=4, q_in_registers=True,
+                           apart=True)
 
 #: Every variant as the selection rule runs it, and every switch away from its default at least once.
 SHIPPED = dict(VARIANTS)
@@ -34,6 +37,9 @@ SWITCHED = {
     "pair128, no turns": replace(VARIANTS["pair128"], ping_pong=False),
     "pair128, every thread arrives": replace(VARIANTS["pair128"], warp_barriers=True),
     "trio64, unsorted, head after head": replace(VARIANTS["trio64"], schedule="none", section_mb=0),
+    "duo64, apart": DUO,
+    "trio64, apart": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, warp_barriers=False),
+    "trio64, apart, dynamic": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, schedule="dynamic"),
 }
 ALL = {**SHIPPED, **SWITCHED}
 

@@ -70,8 +70,8 @@ def test_every_variant_runs_at_some_head_dim_and_every_switched_one_without_mask
 
 @pytest.mark.parametrize(("changes", "word"), [
     ({"block_n": 96}, "block_n"),
-    ({"consumer_groups": 4}, "consumer_groups"),
-    ({"consumer_groups": 2, "streams": 2}, "consumer_groups"),
+    ({"consumer_groups": 5}, "consumer_groups"),
+    ({"consumer_groups": 2, "streams": 3}, "consumer_groups"),
     ({"loader_warps": 2}, "loader_warps"),
     ({"streams": 2, "ctas_per_sm": 1, "loader_warps": 4}, "loader_warps"),
     ({"ctas_per_sm": 4}, "ctas_per_sm"),
@@ -81,6 +81,12 @@ def test_every_variant_runs_at_some_head_dim_and_every_switched_one_without_mask
     ({"o_in_v": True, "v_buffers": 1}, "v_buffers"),
     ({"o_in_v": True, "block_n": 128, "k_buffers": 1}, "block_n"),
     ({"consumer_groups": 2, "ctas_per_sm": 1, "o_in_v": True}, "o_in_v"),
+    ({"o_in_q": True}, "q_buffers"),
+    ({"o_in_q": True, "o_in_v": True}, "o_in_v"),
+    ({"o_in_q": True, "q_buffers": 2, "prefetch_next_tile": False}, "prefetch_next_tile"),
+    ({"apart": True}, "apart"),
+    ({"consumer_groups": 2, "ctas_per_sm": 1, "apart": True, "ping_pong": True}, "apart"),
+    ({"consumer_groups": 4, "ctas_per_sm": 1}, "four groups"),
     ({"prefetch_next_tile": False, "q_buffers": 2}, "prefetch_next_tile"),
     ({"section_mb": -1}, "section_mb"),
     ({"schedule": "best"}, "schedule"),

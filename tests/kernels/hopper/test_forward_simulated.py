@@ -38,9 +38,11 @@ def test_masks(name, mask):
 
 
 @pytest.mark.parametrize("name", ["pair128, dynamic, head after head", "trio64, unsorted, head after head",
-                                  "solo64, dynamic", "solo64, all masked"])
-def test_masks_and_switches(name):
-    case = problem(*SMALL, heads_q=4, heads_kv=2, dim=64, mask=MASKS["causal"])
+                                  "solo64, dynamic", "solo64, all masked", "trio64, apart", "duo64, apart",
+                                  "trio64, apart, dynamic"])
+@pytest.mark.parametrize("mask", ["causal", "window"])
+def test_masks_and_switches(name, mask):
+    case = problem(*SMALL, heads_q=4, heads_kv=2, dim=64, mask=MASKS[mask])
     q, k, v = tensors(case)
     check(case, q, k, v, *simulate(case, q, k, v, ALL[name], seed=2, resident=3))
 
