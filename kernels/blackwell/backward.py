@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -20,12 +20,13 @@ from kernels.hopper.ragged import packed_blocks
 from kernels.problem import JaggedProblem
 
 SUM_ROWS = 8
+_EVERY_TILE = 2**31 - 1  # programs, so that each gets one tile
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
     """The variant, such as ``blackwell/m64q2o1k1s2r1/zigzag``."""
-    chosen = _options(problem, options)
-    return f"blackwell/{chosen.token}/{_order(schedule)}"
+    order = _order(schedule)
+    return f"blackwell/{_options(problem, order, options).token}/{order}"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
 
     Raises `ValueError` for an unknown schedule, `TypeError` for options of another kind.
     """
-    chosen = _options(problem, options)
     order = _order(schedule)
+    chosen = _options(problem, order, options)
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     block_m, dim = chosen.block_m, problem.head_dim
@@ -64,9 +65,9 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     row_stride = problem.num_heads_q * dim
     prepare_kernel[(num_blocks, problem.num_heads_q)](
         out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0), row_stride, made.shared_at,
-        made.shared_blocks, BLOCK_M=block_m, D=dim, num_warps=4)
+        made.shared_blocks, BLOCK_M=block_m, D=dim, NEGATE=True, num_warps=4)
     if len(made.tiles):
-        _launch(problem, chosen, plan, q, k, v, dout, dq, dk, dv, rows, acc)
+        _launch(problem, chosen, order == "clc", plan, q, k, v, dout, dq, dk, dv, rows, acc)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         sum_kernel[(triton.cdiv(len_q, SUM_ROWS), problem.num_heads_q)](
@@ -79,8 +80,8 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     return dq, dk, dv
 
 
-def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, plan: _Plan, q: torch.Tensor, k: torch.Tensor,
-            v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
+def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool, plan: _Plan, q: torch.Tensor,
+            k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
             rows: torch.Tensor, acc: torch.Tensor) -> None:
     dim, mask, block_m, block_n = problem.head_dim, problem.mask, options.block_m, BLOCK_N.value
     columns = COLUMNS.value
@@ -91,22 +92,26 @@ def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, plan: _Pl
         packed_blocks(dv, block_n, 64).checked(), TensorDescriptor.from_tensor(acc, [block_m, columns]), dk, dv, rows,
         plan.tiles, plan.bounds, len(plan.blocks), dk.stride(0), problem.softmax_scale * math.log2(math.e),
         problem.softmax_scale, mask.left or 0, mask.right or 0,
-        **kernel_constants(problem, options, False), num_warps=8, num_stages=1)
+        **kernel_constants(problem, options, clc), num_warps=8, num_stages=1)
 
 
 def kernel_constants(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool) -> dict[str, int | bool]:
     """The main kernel's compile-time constants."""
     return {"GROUP": problem.group_size, "BLOCK_M": options.block_m, "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
-            "STAGES": options.dq_stages, "RELEASE": options.early_release, "PEEL": options.peel, "CLC": clc,
+            "STAGES": options.dq_stages, "RELEASE": options.early_release, "PEEL": options.peel,
+            "WARP_BAR": options.warp_barriers, "PACKED": options.packed, "CLC": clc,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None}
 
 
-def _options(problem: JaggedProblem, options: object | None) -> BlackwellBackwardOptions:
+def _options(problem: JaggedProblem, order: str, options: object | None) -> BlackwellBackwardOptions:
     if options is None:
-        return select(problem)
+        return select(problem, order)
     if not isinstance(options, BlackwellBackwardOptions):
         raise TypeError(f"options: expected BlackwellBackwardOptions, got {type(options).__name__}")
+    reason = options.why_not(problem, order)
+    if reason:
+        raise ValueError(f"Blackwell backward, {options.token}: {reason}")
     return options
 
 
@@ -124,10 +129,24 @@ def _plan(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str,
            problem.broadcast_q, options, order, programs, device)
 
     def build() -> _Plan:
-        made = backward_schedule.build(problem, HopperBackwardOptions(owned_blocks=0), order, programs,
-                                       options.block_m, BLOCK_N.value)
+        dealing = HopperBackwardOptions(direct_dq=options.direct_dq, owned_blocks=0)
+        made = backward_schedule.build(problem, dealing, "sorted" if order == "clc" else order,
+                                       _EVERY_TILE if order == "clc" else programs, options.block_m, BLOCK_N.value)
+        if problem.broadcast_q and not options.broadcast_sums:
+            made = _added(made, problem)
         tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])
         tiles, bounds, blocks, shared = (torch.from_numpy(table).to(device) for table in tables)
         return _Plan(made, tiles, bounds, blocks, shared, problem.layout_q)
 
     return problem.layout_k.cached(key, build)
+
+
+def _added(made: backward_schedule.BackwardSchedule, problem: JaggedProblem) -> backward_schedule.BackwardSchedule:
+    """The same tiles for broadcast-Q, all of a query head's adding to the same blocks of the accumulator."""
+    tiles = made.tiles.copy()
+    group_blocks = tiles[:, backward_schedule.ACC_GROUP] * problem.group_size
+    tiles[:, backward_schedule.ACC_BLOCK] = tiles[:, backward_schedule.HEAD] * group_blocks
+    tiles[:, backward_schedule.FIRST_FROM] = backward_schedule.NEVER
+    tiles[:, backward_schedule.AFTER_ITSELF] = 0
+    blocks = int(group_blocks.max(initial=0)) * problem.num_heads_kv
+    return replace(made, tiles=tiles, acc_blocks=blocks, copies=min(made.copies, 1), zero_first=True)

@@ -19,6 +19,7 @@ from kernels.blackwell.backward_walk import (
     first_tile,
     next_tile,
 )
+from kernels.blackwell.primitives import fma
 from kernels.hopper.ragged import store_rows
 
 THREADS = tl.constexpr(256)
@@ -49,7 +50,7 @@ def _step(n, row, cut, k_row, record, work, buf, bar, c: tl.constexpr):
     tlx.barrier_wait(bar.rows_full[rb], (n // 2) & 1)
     tlx.barrier_wait(bar.s_full[0], n & 1)
     s = tlx.local_load(buf.s_tmem[0])  # [BLOCK_N, BLOCK_M], as all of them
-    p = tl.math.exp2(s * work.scale_log2 - tlx.local_load(buf.lse[rb])[None, :])
+    p = tl.math.exp2(fma(s, work.scale_log2, tlx.local_load(buf.lse[rb])[None, :], c.PACKED))
     if cut:
         p = _masked(p, row, k_row, record, work, c)
     tlx.named_barrier_wait(S_READ, THREADS)
@@ -57,7 +58,7 @@ def _step(n, row, cut, k_row, record, work, buf, bar, c: tl.constexpr):
     tlx.barrier_arrive(bar.p_full[0])
     tlx.barrier_wait(bar.dp_full[0], n & 1)
     dp = tlx.local_load(buf.dp_tmem[0])
-    ds = (p * (dp - tlx.local_load(buf.delta[rb])[None, :])).to(c.DTYPE)
+    ds = (p * (dp + tlx.local_load(buf.delta[rb])[None, :])).to(c.DTYPE)
     tlx.named_barrier_wait(DP_READ, THREADS)
     tlx.barrier_arrive(bar.rows_empty[rb])
     tlx.local_store(buf.ds_tmem[0], ds)

@@ -16,7 +16,7 @@ memory.
     q, do          NUM_Q/_DO  [BLOCK_M, D]
     ds             1          [128, BLOCK_M], dS^T, for dQ
     staging        STAGES     [BLOCK_M, 32] fp32, or in 16 bits if it is dq itself
-    lse, delta     2          [BLOCK_M] fp32
+    lse, delta     2          [BLOCK_M] fp32, negated
 
     tensor memory, columns   BLOCK_M 64       BLOCK_M 128      BLOCK_M 128, D = 64
     S^T, then P^T            0-63             0-127            0-127
@@ -63,17 +63,17 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     bounds, num_blocks, kv_stride, scale_log2, scale, left, right, GROUP: tl.constexpr,
                     BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, RELEASE: tl.constexpr, PEEL: tl.constexpr,
-                    CLC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+                    WARP_BAR: tl.constexpr, PACKED: tl.constexpr, CLC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """See the table at the top of the file; `kernels.blackwell.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
-    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and delta, +inf and 0 where
-    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. ``dk`` and ``dv``
+    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: -lse * log2(e) and -delta, -inf and 0
+    where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. ``dk`` and ``dv``
     (``kv_stride`` elements a row) are for tiles without steps, which are zero.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     ALIAS_DQ: tl.constexpr = BLOCK_M == 128 and D == 128
-    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, RELEASE, PEEL, CLC, ALIAS_DQ, HAS_LEFT,
+    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, RELEASE, PEEL, PACKED, CLC, ALIAS_DQ, HAS_LEFT,
                              HAS_RIGHT, DTYPE)
     work = Work(tiles, bounds, rows, num_blocks, scale_log2, scale, left, right)
 
@@ -116,16 +116,23 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     do_full = tlx.alloc_barriers(NUM_DO)
     do_empty = tlx.alloc_barriers(NUM_DO)
     rows_full = tlx.alloc_barriers(2)
-    rows_empty = tlx.alloc_barriers(2)
     s_full = tlx.alloc_barriers(1)
-    p_full = tlx.alloc_barriers(1)
     dp_full = tlx.alloc_barriers(1)
-    ds_tmem_full = tlx.alloc_barriers(1)
-    ds_full = tlx.alloc_barriers(1)
     dq_full = tlx.alloc_barriers(1)
-    dq_empty = tlx.alloc_barriers(1)
     dv_full = tlx.alloc_barriers(1)
     dk_full = tlx.alloc_barriers(1)
+    if WARP_BAR:
+        rows_empty = tlx.alloc_warp_barrier(2, num_warps=8)
+        p_full = tlx.alloc_warp_barrier(1, num_warps=8)
+        ds_tmem_full = tlx.alloc_warp_barrier(1, num_warps=8)
+        ds_full = tlx.alloc_warp_barrier(1, num_warps=8)
+        dq_empty = tlx.alloc_warp_barrier(1, num_warps=4)
+    else:
+        rows_empty = tlx.alloc_barriers(2)
+        p_full = tlx.alloc_barriers(1)
+        ds_tmem_full = tlx.alloc_barriers(1)
+        ds_full = tlx.alloc_barriers(1)
+        dq_empty = tlx.alloc_barriers(1)
     bar = Barriers(k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, rows_full, rows_empty, s_full, p_full,
                    dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, dv_full, dk_full)
     clc = tlx.clc_create_context(num_consumers=4) if CLC else work  # work: not used

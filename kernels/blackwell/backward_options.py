@@ -8,6 +8,9 @@ from dataclasses import dataclass, fields
 from kernels.problem import JaggedProblem
 
 SCHEDULES = ("none", "sorted", "zigzag", "clc")
+HEAD_DIMS = (64, 128)
+SMEM_BYTES = 232_448  # of one CTA
+_SCRATCH_BYTES = 1_000  # barriers, and what the compiler takes beside the buffers
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "block_m": (64, 128), "q_stages": (2, 3), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (2, 3, 4),
     "early_release": (0, 1, 2),
@@ -16,16 +19,20 @@ _ALLOWED: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class BlackwellBackwardOptions:
-    """One variant. Raises `ValueError` for a value that is not allowed.
+    """One variant. Raises `ValueError` for a value that is not allowed; `why_not` says which combinations aren't.
 
     Attributes:
         block_m: Q rows of a step.
-        q_stages, do_stages: blocks of Q and dO in shared memory.
+        q_stages, do_stages: blocks of Q and dO in shared memory. A step's Q stays until the next step has its S.
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
         dq_stages: 32-column parts of fp32 dQ on their way to memory.
         early_release: how many parts of dQ are read to registers at a time, at a step's end, so that the tensor memory
             is given back before they are stored.
         peel: a loop of its own for steps that need no mask; else a branch in one loop.
+        warp_barriers: every thread of the compute and reduction roles arrives, rather than one after they all met.
+        packed: the exponentials' arguments two at a time (FFMA2); the compiler packs other sums and products itself.
+        direct_dq: a sequence with one KV block writes dq itself; else all dQ is summed in fp32.
+        broadcast_sums: with broadcast-Q, a CTA sums dQ in blocks of its own; else all CTAs add to the same ones.
     """
 
     block_m: int = 64
@@ -35,6 +42,10 @@ class BlackwellBackwardOptions:
     dq_stages: int = 2
     early_release: int = 1
     peel: bool = True
+    warp_barriers: bool = True
+    packed: bool = True
+    direct_dq: bool = True
+    broadcast_sums: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -57,11 +68,30 @@ class BlackwellBackwardOptions:
 
     @property
     def token(self) -> str:
-        """The variant in one word."""
-        return (f"m{self.block_m}q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}"
-                f"r{self.early_release}")
+        """The variant in one word, such as ``m64q2o1k1s2r1``; what follows a minus is a switch off its default."""
+        parts = [f"m{self.block_m}q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}"
+                 f"r{self.early_release}"]
+        for field in fields(self):
+            if field.name not in _ALLOWED and getattr(self, field.name) != field.default:
+                parts.append(("" if getattr(self, field.name) else "no_") + field.name)
+        return "-".join(parts)
+
+    def smem_bytes(self, head_dim: int) -> int:
+        """Shared memory of a CTA, with what the compiler adds; at most some hundred bytes too many."""
+        tiles = 2 * self.kv_stages * 128 + (self.q_stages + self.do_stages) * self.block_m  # rows of head_dim
+        return (2 * head_dim * tiles + 2 * 128 * self.block_m + 4 * 32 * self.block_m * self.dq_stages
+                + 4 * 4 * self.block_m + _SCRATCH_BYTES)
+
+    def why_not(self, problem: JaggedProblem, schedule: str) -> str | None:
+        """Why this variant can't run the problem in that order of tiles; None if it can."""
+        need = self.smem_bytes(problem.head_dim)
+        if need > SMEM_BYTES:
+            return f"needs {need} bytes of shared memory at head_dim {problem.head_dim}, a CTA has {SMEM_BYTES}"
+        if schedule == "clc" and problem.broadcast_q and self.broadcast_sums:
+            return "broadcast_sums: a CTA's own sums need tiles that are dealt beforehand, schedule clc deals as it runs"
+        return None
 
 
-def select(problem: JaggedProblem) -> BlackwellBackwardOptions:
+def select(problem: JaggedProblem, schedule: str) -> BlackwellBackwardOptions:
     """The variant for a problem."""
-    return BlackwellBackwardOptions()
+    return BlackwellBackwardOptions(broadcast_sums=schedule != "clc")

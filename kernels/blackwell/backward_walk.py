@@ -45,6 +45,7 @@ class Config(NamedTuple):
     STAGES: tl.constexpr
     RELEASE: tl.constexpr
     PEEL: tl.constexpr
+    PACKED: tl.constexpr
     CLC: tl.constexpr
     ALIAS_DQ: tl.constexpr
     HAS_LEFT: tl.constexpr
@@ -114,10 +115,13 @@ class Barriers(NamedTuple):
 @triton.jit
 def first_tile(work, c: tl.constexpr):
     """``(tile, end)``: this CTA's first tile, -1 if it has none, and where its tiles end."""
-    pid = tl.program_id(0)
-    begin = tl.load(work.bounds + pid)
-    end = tl.load(work.bounds + pid + 1)
-    return tl.where(begin < end, begin, -1), end
+    tile = tl.program_id(0)
+    end = tile
+    if not c.CLC:
+        end = tl.load(work.bounds + tile + 1)
+        tile = tl.load(work.bounds + tile)
+        tile = tl.where(tile < end, tile, -1)
+    return tile, end
 
 
 @triton.jit
