@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 import pandas as pd
-from scipy.stats import gmean
 
+from harness.headline import mean_speedups
 from harness.plot_parts import caption
 from harness.records import read_records
 
@@ -43,14 +43,9 @@ def headline(records: pd.DataFrame) -> str:
 
 
 def _means(label: str, rows: pd.DataFrame) -> str:
-    """The line of geometric means of the speed-ups."""
-    means = [f"{gmean(_speedups(rows, direction)):.2f}x" for direction in DIRECTIONS]
-    return f"| **{label}** | " + " | ".join(f"| | **{mean}**" for mean in means) + " |"
-
-
-def _speedups(rows: pd.DataFrame, direction: str) -> pd.Series:
-    ours = rows[(rows["backend"] == OURS) & (rows["direction"] == direction)]
-    return ours["speedup_vs_fa4"].dropna()
+    """The line of geometric means of the speed-ups; ``rows`` are of one scope."""
+    means = {each.direction: f"{each.mean:.2f}x" for each in mean_speedups(rows) if each.backend == OURS}
+    return f"| **{label}** | " + " | ".join(f"| | **{means[direction]}**" for direction in DIRECTIONS) + " |"
 
 
 def _cells(found: pd.DataFrame) -> list[str]:

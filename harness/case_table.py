@@ -9,6 +9,7 @@ from rich.table import Table
 
 from harness import flops
 from harness.cases import Case
+from harness.length_histogram import sparkline
 from harness.rows import window_label
 from harness.summary import new_table
 from harness.units import scaled, significant
@@ -32,20 +33,22 @@ def describe_cases(cases: Sequence[Case], ceilings: flops.Ceilings) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def cases_table(described: pd.DataFrame, title: str) -> Table:
-    """`describe_cases` for the terminal."""
+def cases_table(cases: Sequence[Case], described: pd.DataFrame, title: str) -> Table:
+    """`describe_cases` of ``cases`` for the terminal; key lengths are drawn from 0 to the longest."""
     table = new_table(title, case="left", id="left", mode="left", mask="left")
-    for heading in ("batch", "heads", "D", "q tokens", "k tokens", "density", "FLOPs fwd", "bwd", "bytes fwd", "bwd",
-                    "floor ms fwd", "bwd"):
+    table.add_column("key lengths", no_wrap=True)
+    for heading in ("longest", "batch", "heads", "D", "q tokens", "k tokens", "density", "FLOPs fwd", "bwd",
+                    "bytes fwd", "bwd", "floor ms fwd", "bwd"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in described.to_dict("records"):
+    for case, row in zip(cases, described.to_dict("records"), strict=True):
         heads = str(row["num_heads_q"])
         if row["num_heads_kv"] != row["num_heads_q"]:
             heads += f"/{row['num_heads_kv']}"
         table.add_row(
             str(row["case"]), str(row["case_id"]), str(row["mode"]),
-            str(row["window"]) or ("causal" if row["causal"] else "full"),
-            str(row["batch"]), heads, str(row["head_dim"]), f"{row['total_q']:,}", f"{row['total_k']:,}",
+            str(row["window"]) or ("causal" if row["causal"] else "full"), sparkline(case.lengths_k),
+            f"{row['max_seqlen_k']:,}", str(row["batch"]), heads, str(row["head_dim"]), f"{row['total_q']:,}",
+            f"{row['total_k']:,}",
             "-" if pd.isna(row["density"]) else f"{row['density']:.2f}",
             *(scaled(row[f"flops_{name}"], "FLOP") for name in ("fwd", "bwd")),
             *(scaled(row[f"bytes_{name}"], "B") for name in ("fwd", "bwd")),

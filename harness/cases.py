@@ -181,7 +181,7 @@ def find_case(cases: Sequence[Case], wanted: str) -> Case:
         found = ", ".join(f"{case.case_id} ({case.name})" for case in matches)
         raise UserError(f"case {wanted!r} is ambiguous: {found}")
     close = difflib.get_close_matches(wanted, [case.name for case in cases], n=3)
-    hint = f"; close: {', '.join(close)}" if close else f"; there are {len(cases)}, named or by id"
+    hint = f"; close: {', '.join(close)}" if close else f"; `harness cases CONFIG` lists all {len(cases)}"
     raise UserError(f"no case {wanted!r}{hint}")
 
 

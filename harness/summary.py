@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
-from scipy.stats import gmean
 
+from harness.headline import SCOPES, mean_speedups
 from harness.units import significant, throughput_unit
 
 DIRECTIONS = ("fwd", "bwd")
@@ -24,6 +24,8 @@ def print_summary(console: Console, records: pd.DataFrame) -> None:
     means = mean_table(records)
     if means is not None:
         print_table(console, means)
+    for line in headline_lines(records):
+        console.print(Text(line, style="bold"), soft_wrap=True)
     for title, lines in (("Rows without a time:", failures(records)), ("Remarks on timed rows:", remarks(records))):
         if lines:
             console.print(title, style="bold")
@@ -83,21 +85,31 @@ def _figures(row: pd.DataFrame, factor: float) -> list[Text | str]:
 
 def mean_table(records: pd.DataFrame) -> Table | None:
     """Geometric means of the speed-up over FA4, with the number of cases of each; None without any."""
-    timed = records[(records["speedup_vs_fa4"] > 0) & (records["backend"] != "fa4")]
-    if timed.empty:
+    means = {(each.backend, each.scope, each.direction): each for each in mean_speedups(records)}
+    if not means:
         return None
-    kinds = [(scope, name) for scope in ("kernel", "operation") for name in DIRECTIONS
-             if ((timed["scope"] == scope) & (timed["direction"] == name)).any()]
+    kinds = [(scope, name) for scope in SCOPES for name in DIRECTIONS
+             if any(key[1:] == (scope, name) for key in means)]
     table = new_table("Geometric mean of the speed-up over FA4 (cases)", backend="left")
     for scope, name in kinds:
         table.add_column(f"{scope} {name}", justify="right", no_wrap=True)
-    for backend, found in timed.groupby("backend", sort=False):
-        cells = []
-        for scope, name in kinds:
-            ratios = found.loc[(found["scope"] == scope) & (found["direction"] == name), "speedup_vs_fa4"]
-            cells.append(f"{gmean(ratios):.2f}x ({len(ratios)})" if len(ratios) else "")
-        table.add_row(Text(str(backend), style="bold" if backend == "jfa" else ""), *cells)
+    for backend in dict.fromkeys(key[0] for key in means):
+        found = [means.get((backend, *kind)) for kind in kinds]
+        table.add_row(Text(backend, style="bold" if backend == "jfa" else ""),
+                      *(f"{each.mean:.2f}x ({each.cases})" if each else "" for each in found))
     return table
+
+
+def headline_lines(records: pd.DataFrame) -> list[str]:
+    """What there is to say of ``jfa`` over FA4: a line per scope, with the means' 95 % intervals."""
+    ours = [each for each in mean_speedups(records) if each.backend == "jfa"]
+    lines = []
+    for scope in SCOPES:
+        said = [f"{each.direction} {each.mean:.2f}x [{each.low:.2f}, {each.high:.2f}] over {each.cases} cases"
+                for each in ours if each.scope == scope]
+        if said:
+            lines.append(f"jfa over fa4, {scope} scope: {', '.join(said)}")
+    return lines
 
 
 def failures(records: pd.DataFrame) -> list[str]:

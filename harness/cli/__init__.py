@@ -8,7 +8,8 @@ with a finding of `simulate`; 2 something that the user can mend, in one line on
 from harness.cli.base import app, main
 from harness.cli import run_commands
 from harness.cli import plot_commands
+from harness.cli import report_command
 from harness.cli import simulate_command
 # isort: on
 
-__all__ = ["app", "main", "plot_commands", "run_commands", "simulate_command"]
+__all__ = ["app", "main", "plot_commands", "report_command", "run_commands", "simulate_command"]

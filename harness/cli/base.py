@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from harness.cli.paths import config_path, records_path
 from harness.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
 LOG_WIDTH = 160  # columns where the output is no terminal
 INTERRUPTED = 130
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's ``--help``: commands to copy, a line each."""
+    return "\n".join(["Examples:", "", "\b", *(f"  {command}" for command in commands)])
 
 
 class _Group(TyperGroup):
@@ -36,8 +42,9 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    name="harness", cls=_Group, add_completion=False, no_args_is_help=True, rich_markup_mode=None,
-    pretty_exceptions_enable=False, help="Measures jagged attention kernels against FlashAttention-4 and others.")
+    name="harness", cls=_Group, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+    help="Measures jagged attention kernels against FlashAttention-4 and others.",
+    epilog=examples("harness doctor", "harness run configs/smoke.yaml", "harness report results/runs/<run>/smoke.csv"))
 
 
 class Scope(str, Enum):
@@ -55,8 +62,10 @@ class TableFormat(str, Enum):
     csv = "csv"
 
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, such as configs/gem.yaml.")]
-CsvPath = Annotated[Path, typer.Argument(metavar="CSV", help="Records of a run, such as results/runs/.../gem.csv.")]
+ConfigPath = Annotated[Path, typer.Argument(
+    metavar="CONFIG", callback=config_path, help="YAML file, such as configs/gem.yaml.")]
+CsvPath = Annotated[Path, typer.Argument(
+    metavar="CSV", callback=records_path, help="Records of a run, such as results/runs/.../gem.csv.")]
 
 
 def main() -> None:

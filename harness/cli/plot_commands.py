@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from harness.cli.base import CsvPath, Scope, TableFormat, app, make_console, read_rows, write_plots
+from harness.cli.base import CsvPath, Scope, TableFormat, app, examples, make_console, read_rows, write_plots
 from harness.errors import UserError
 
 
-@app.command("plot")
+@app.command("plot", epilog=examples(
+    "harness plot results/runs/<run>/gem.csv",
+    "harness plot results/runs/<run>/gem.csv --scope operation --out plots"))
 def plot_command(
     csv: CsvPath,
     out: Annotated[Path | None, typer.Option(
@@ -23,7 +25,9 @@ def plot_command(
     write_plots(read_rows(csv), out or csv.parent / "plots", scope.value if scope else None)
 
 
-@app.command("ablation")
+@app.command("ablation", epilog=examples(
+    "harness ablation results/runs/<run>/ablation_fwd.csv",
+    "harness ablation results/runs/<run>/ablation_bwd.csv --full jfa_default --format markdown"))
 def ablation_command(
     csv: CsvPath,
     full: Annotated[str, typer.Option("--full", metavar="NAME", help="Backend with every switch on.")] = "jfa",

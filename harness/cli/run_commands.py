@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.base import INTERRUPTED, ConfigPath, app, make_console, write_plots
+from harness.cli.base import INTERRUPTED, ConfigPath, app, examples, make_console, write_plots
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from harness.runner import RunOptions, RunResult
 
 
-@app.command("run")
+@app.command("run", epilog=examples(
+    "harness run configs/gem.yaml",
+    "harness run configs/gem.yaml --case self_u1024 --backend jfa --backend fa4",
+    "harness run configs/gem.yaml --out results/runs/gem-20260102T030405Z --resume"))
 def run_command(
     config: ConfigPath,
     out: Annotated[Path | None, typer.Option(
@@ -86,32 +89,42 @@ def run_command(
         raise typer.Exit(1)
 
 
-@app.command("cases")
+@app.command("cases", epilog=examples(
+    "harness cases configs/gem.yaml",
+    "harness cases configs/gem.yaml --case self_lognormal",
+    "harness cases configs/gem.yaml --csv > cases.csv"))
 def cases_command(
     config: ConfigPath,
+    case: Annotated[list[str] | None, typer.Option(
+        "--case", metavar="ID", help="Only this case (its id or name), with its lengths; may be repeated.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV, with more columns.")] = False,
     tflops: Annotated[float, typer.Option(
         "--tflops", min=1e-6, help="Matmul TFLOP/s that the floor assumes; default as measured on an H200.")] = 690.0,
     tbps: Annotated[float, typer.Option(
         "--tbps", min=1e-6, help="Copy TB/s that the floor assumes; default as measured on an H200.")] = 4.3,
 ) -> None:
-    """List a config's cases with token counts, FLOPs, bytes and the floor, without running them."""
+    """List a config's cases with lengths, token counts, FLOPs, bytes and the floor, without running them."""
     from harness.case_table import cases_table, describe_cases
-    from harness.cases import expand
+    from harness.cases import expand, find_case
     from harness.config import load_config
     from harness.flops import Ceilings
+    from harness.length_histogram import histogram_lines
     from harness.summary import print_table
 
     loaded = load_config(config)
-    described = describe_cases(expand(loaded), Ceilings(tflops, tbps))
+    cases = expand(loaded)
+    chosen = [find_case(cases, wanted) for wanted in case] if case else cases
+    described = describe_cases(chosen, Ceilings(tflops, tbps))
     if as_csv:
         typer.echo(described.to_csv(index=False, lineterminator="\n"), nl=False)
         return
     title = f"{loaded.name}: {len(described)} cases (floor: computed for {tflops:g} TFLOP/s and {tbps:g} TB/s)"
-    print_table(make_console(), cases_table(described, title))
+    print_table(make_console(), cases_table(chosen, described, title))
+    for one in chosen if case else []:
+        typer.echo("\n".join([*histogram_lines(one), ""]))
 
 
-@app.command("doctor")
+@app.command("doctor", epilog=examples("harness doctor", "harness doctor --json"))
 def doctor_command(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     timeout: Annotated[float, typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.base import app, make_console
+from harness.cli.base import app, examples, make_console
 from harness.errors import UserError
 
 
@@ -22,7 +22,9 @@ class ScheduleMode(str, Enum):
     random = "random"
 
 
-@app.command("simulate")
+@app.command("simulate", epilog=examples(
+    "harness simulate --impl hopper --config configs/sim.yaml --schedules 20",
+    "harness simulate --case causal_d64 --backend solo64 --mode lazy --seed 1"))
 def simulate_command(
     impl: Annotated[str, typer.Option("--impl", metavar="NAME", help="TLX implementation to simulate.")] = "hopper",
     config: Annotated[Path, typer.Option(

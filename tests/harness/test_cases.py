@@ -160,7 +160,7 @@ def test_a_case_is_found_by_name_id_or_beginning_of_the_id():
     assert all(find_case(cases, text) is wanted for text in ("x_d96", wanted.case_id, prefix))
     with pytest.raises(UserError, match="no case 'x_d69'; close: "):
         find_case(cases, "x_d69")
-    with pytest.raises(UserError, match="no case ''; there are 4"):
+    with pytest.raises(UserError, match="no case ''; `harness cases CONFIG` lists all 4"):
         find_case(cases, "")
 
 

@@ -111,7 +111,7 @@ def test_bad_config_is_one_line_with_file_line_key_and_what_is_allowed(config, o
 
 
 @pytest.mark.parametrize(("text", "wanted"), [
-    (None, "No such file"), ("", "empty"), (",".join(COLUMNS) + "\n", "no rows"),
+    (None, "no such records CSV"), ("", "empty"), (",".join(COLUMNS) + "\n", "no rows"),
     ("schema_version,case\n7,self\n", "schema 7"), ("a,b\n1,2\n", "columns differ"), ("\x00\xff", "")])
 @pytest.mark.parametrize("command", ["plot", "ablation"])
 def test_bad_csv_is_one_line_and_nothing_is_written(tmp_path, text, wanted, command):
@@ -270,6 +270,14 @@ def test_cases_lists_ids_that_are_never_cut(config):
     (line,) = [line for line in text.splitlines() if "a_long_name" in line]
     assert "a_long_name_of_a_case" * 4 in line
     assert re.search(r"\b[0-9a-f]{12}\b", line)
+
+
+def test_cases_shows_the_lengths_of_a_chosen_case(config):
+    case_id = re.search(r"\b[0-9a-f]{12}\b", harness("cases", config))[0]
+    text = harness("cases", config, "--case", case_id)
+    assert "tiny: 1 cases" in text
+    assert "self: lengths of queries and keys; 4 sequences" in text
+    assert "no case 'none'; `harness cases CONFIG` lists" in harness("cases", config, "--case", "none", code=2)
 
 
 def test_cases_csv_agrees_with_the_formulas(config):

@@ -5,6 +5,7 @@ from rich.console import Console
 from sample_records import gem_like, smoke_like
 from scipy.stats import gmean
 
+from harness.headline import mean_speedups
 from harness.records import to_frame
 from harness.summary import failures, print_summary
 from harness.units import duration, scaled, significant, throughput_unit
@@ -40,6 +41,14 @@ def test_means_are_geometric_over_the_cases_with_a_time():
     row = lines_of(text[text.index("Geometric mean"):], "cudnn")[0]
     assert len(ratios) == 14
     assert row[-2:] == [f"{gmean(ratios):.2f}x", "(14)"]
+
+
+def test_the_headline_is_said_in_words_with_intervals():
+    found = [each for each in mean_speedups(to_frame(GEM)) if (each.backend, each.scope) == ("jfa", "kernel")]
+    said = ", ".join(f"{each.direction} {each.mean:.2f}x [{each.low:.2f}, {each.high:.2f}] over 16 cases"
+                     for each in found)
+    assert f"\njfa over fa4, kernel scope: {said}\n" in summary(GEM)
+    assert "jfa over fa4" not in summary(smoke_like())
 
 
 def test_failures_are_listed_with_their_reasons():
