@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.hopper import backward_schedule
+from kernels.hopper.backward_ahead import jagged_backward_ahead
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
@@ -82,7 +84,7 @@ def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan,
             v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
             rows: torch.Tensor, acc: torch.Tensor, block_m: int) -> None:
     dim, mask = problem.head_dim, problem.mask
-    jagged_backward[(len(plan.bounds) - 1,)](
+    main_kernel(problem, options)[(len(plan.bounds) - 1,)](
         packed_descriptor(q, block_m, dim), packed_descriptor(dout, block_m, dim), packed_descriptor(k, 64, dim),
         packed_descriptor(v, 64, dim), packed_descriptor(dq, 64, 64), packed_descriptor(dk, 64, dim),
         packed_descriptor(dv, 64, dim), TensorDescriptor.from_tensor(acc, [64, 64]), rows, plan.tiles, plan.bounds,
@@ -91,8 +93,16 @@ def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan,
         **kernel_constants(problem, options), num_warps=4, num_stages=1)
 
 
+def main_kernel(problem: JaggedProblem, options: HopperBackwardOptions) -> Any:
+    """The kernel that the options ask for."""
+    return jagged_backward_ahead if options.ahead and problem.head_dim == 128 else jagged_backward
+
+
 def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> dict[str, int | bool]:
     """The main kernel's compile-time constants."""
+    if main_kernel(problem, options) is jagged_backward_ahead:
+        return {"GROUP": problem.group_size, "HAS_LEFT": problem.mask.left is not None,
+                "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,

@@ -15,7 +15,7 @@ def opaque(x):
 
 
 @triton.jit
-def _masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
+def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
             HAS_RIGHT: tl.constexpr):
     """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
 
@@ -73,7 +73,7 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - lse[None, :])
     if cut:
-        p = _masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
+        p = masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
     p16 = p.to(DTYPE)
     dp = tlx.async_dot_wait(0, dp)
     delta = tlx.local_load(delta_smem)
@@ -132,7 +132,7 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     s0 = tlx.async_dot_wait(2, s0)
     p0 = tl.math.exp2(s0 * scale_log2 - lse0[None, :])
     if cut:
-        p0 = _masked(p0, i * 128, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+        p0 = masked(p0, i * 128, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
     dp0 = tlx.async_dot_wait(1, dp0)
     delta0 = tlx.local_load(delta_smem[row_slot])
     ds0 = (p0 * (dp0 - delta0[None, :])).to(DTYPE)
@@ -143,7 +143,7 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     s1 = tlx.async_dot_wait(3, s1)
     p1 = tl.math.exp2(s1 * scale_log2 - lse1[None, :])
     if cut:
-        p1 = _masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
+        p1 = masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
     dp1 = tlx.async_dot_wait(2, dp1)
     delta1 = tlx.local_load(delta_smem[row_slot + 1])
     ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)

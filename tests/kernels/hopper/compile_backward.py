@@ -14,8 +14,7 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from kernels.hopper.backward import kernel_constants
-from kernels.hopper.backward_kernel import jagged_backward
+from kernels.hopper.backward import BLOCK_M, kernel_constants, main_kernel
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
@@ -29,6 +28,8 @@ VARIANTS = {
     "short gap": (SHORT_GAP, {}), "one block of shared Q": (replace(SHORT_GAP, dk_first=True), {}),
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
+    "ahead": (Options(ahead=True), {}), "ahead, causal": (Options(ahead=True), {"mask": Mask.make(True)}),
+    "ahead, groups": (Options(ahead=True), {"num_heads_q": 8}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
@@ -38,18 +39,18 @@ def compile_backward(options, changes):
     layout = JaggedLayout.from_lengths([1])
     values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
     case = JaggedProblem(layout, layout, **(values | changes))
-    constants = kernel_constants(case, options)
-    dim, names = case.head_dim, jagged_backward.arg_names
+    constants, kernel = kernel_constants(case, options), main_kernel(case, options)
+    dim, names = case.head_dim, kernel.arg_names
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
                  scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
     element = "bf16" if case.dtype == torch.bfloat16 else "fp16"
-    rows = {"q": constants["BLOCK_M"], "do": constants["BLOCK_M"], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
+    rows = {"q": BLOCK_M[dim], "do": BLOCK_M[dim], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
     for name, count in rows.items():
         types[f"desc_{name}"] = f"tensordesc<{element}[1,1,{count},{64 if name == 'dq' else dim}]>"
     fixed = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("rows", "tiles", "bounds")}
-    return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=HOPPER.target,
+    return triton.compile(ASTSource(kernel, types, fixed, aligned), target=HOPPER.target,
                           options={"num_warps": 4, "num_stages": 1})
 
 

@@ -1,5 +1,7 @@
 """The Hopper backward in the simulator, in every mode, against the oracle. Races and unwritten elements are errors."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from kernels.simulator import Simulator
 
 SELF = [0, 300, 64, 129, 1]
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
+AHEAD = Options(ahead=True)
 CROSS = ([65, 128, 1, 0, 200], [64, 0, 130, 70, 257])
 
 
@@ -65,6 +68,12 @@ CASES = {
     "D = 64, all once": (lambda: problem(SELF, SELF, dim=64), Options(**ONCE)),
     "D = 64, as chosen": (lambda: problem(SELF, SELF, dim=64), None),
     "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
+    "ahead": (lambda: problem(*CROSS), AHEAD),
+    "ahead, all added": (lambda: problem(SELF, SELF), replace(AHEAD, direct_dq=False)),
+    "ahead, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), AHEAD),
+    "ahead, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), AHEAD),
+    "ahead, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), AHEAD),
+    "ahead, one block of shared Q": (lambda: problem(32, [64, 0, 130, 300], 2, 2), AHEAD),
     "one Q": (lambda: problem(*CROSS), Options(q_stages=1, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),
     "causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0)),
@@ -102,6 +111,7 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     assert attention_reference(case, q, k, v)[1][:, 1:].min() < -88
     check(case, q, k, v, dout, Options())
     check(case, q, k, v, dout, Options(owned_blocks=0))
+    check(case, q, k, v, dout, AHEAD)
 
 
 @pytest.mark.parametrize("owned_blocks", [0, 4])
