@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def guards(monkeypatch):
-    """What the forward allocates lies between guard elements; returns a function that says whether all of them are untouched."""
+    """What the forward allocates lies between guard elements; returns a run that fails unless they are untouched."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("no Hopper GPU here")
     kept = []
