@@ -6,7 +6,7 @@ ones hand their arguments to the compiled kernel straight away. What Triton woul
 
 - dtypes, the device and compile-time arguments belong to the `Launcher`: make one for each combination;
 - pointers are 16-byte aligned (checked at the first launch; tensors that torch allocates are);
-- the kernel declares its integers ``do_not_specialize`` (checked at the first launch).
+- the kernel declares its integers ``do_not_specialize``, or they are multiples of 16 (checked at the first launch).
 
 Needs Triton, so that only modules with kernels may import it.
 """
@@ -49,7 +49,7 @@ class Launcher:
 
     Args:
         function: the jit function; its compile-time parameters come last.
-        constants: values of its compile-time parameters.
+        constants: values of its compile-time parameters that have no default.
         options: compiler options, such as ``num_warps``.
     """
 
@@ -82,10 +82,11 @@ class Launcher:
             return  # an interpreter or a simulator ran it, or nothing did
         parameters = self._function.params
         for parameter, arg in zip(parameters, args, strict=False):
-            if isinstance(arg, int) and not parameter.do_not_specialize:
+            if isinstance(arg, int) and not parameter.do_not_specialize and (arg % 16 or not arg):
                 raise ValueError(f"{self._function.__name__}: {parameter.name} must be in do_not_specialize")
             if isinstance(arg, torch.Tensor) and arg.data_ptr() % ALIGNMENT_BYTES:
                 raise ValueError(f"{self._function.__name__}: {parameter.name} isn't {ALIGNMENT_BYTES}-byte aligned")
-        self._values = tuple(self._constants[parameter.name] for parameter in parameters[len(args):])
+        self._values = tuple(self._constants.get(parameter.name, parameter.default) for parameter in
+                             parameters[len(args):])
         self._driver, self._device = driver.active, driver.active.get_current_device()
         self._compiled = compiled

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.hopper import backward_schedule
 from kernels.hopper.backward_ahead import jagged_backward_ahead
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
-from kernels.hopper.ragged import packed_descriptor
+from kernels.hopper.backward_plan import device_plan
+from kernels.hopper.forward import sm_count, stream_of
+from kernels.hopper.ragged import packed_blocks
+from kernels.launch import Blocks, Launcher
 from kernels.problem import JaggedProblem
 
 BLOCK_N = 128
@@ -29,18 +30,6 @@ def describe(problem: JaggedProblem, schedule: str | None = None, options: objec
     return f"hopper/{chosen.token}/{_order(schedule)}"
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A schedule and its tables on the device."""
-
-    schedule: backward_schedule.BackwardSchedule
-    tiles: torch.Tensor
-    bounds: torch.Tensor
-    blocks: torch.Tensor
-    shared: torch.Tensor
-    layout_q: object  # kept alive, as its id is part of the key
-
-
 def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
              lse: torch.Tensor, dout: torch.Tensor, schedule: str | None = None,
              options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -52,45 +41,59 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     order = _order(schedule)
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    block_m, dim = BLOCK_M[problem.head_dim], problem.head_dim
-    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    plan = _plan(problem, chosen, order, programs, block_m, q.device)
-    made = plan.schedule
+    dim, heads, mask, device = problem.head_dim, problem.num_heads_q, problem.mask, q.device
+    block_m, row_stride = BLOCK_M[dim], heads * dim
+    plan = device_plan(problem, chosen, order, sm_count(device), block_m, BLOCK_N, stream_of(device))
+    known = plan.known
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    num_blocks = len(made.blocks)
-    rows = torch.empty(problem.num_heads_q * num_blocks * 2 * block_m, dtype=torch.float32, device=q.device)
-    acc = torch.empty((max(made.acc_blocks, 1) * block_m, dim), dtype=torch.float32, device=q.device)
-    if made.zero_first:
-        acc.zero_()
-    row_stride = problem.num_heads_q * dim
-    prepare_kernel[(num_blocks, problem.num_heads_q)](
-        out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0), row_stride, made.shared_at,
-        made.shared_blocks, BLOCK_M=block_m, D=dim, num_warps=4)
-    if len(made.tiles):
-        _launch(problem, chosen, plan, q, k, v, dout, dq, dk, dv, rows, acc, block_m)
+    rows = torch.empty((heads * known.num_blocks * 2 * block_m,), dtype=torch.float32, device=device)
+    acc_rows = max(known.acc_blocks, 1) * block_m
+    acc = torch.empty((acc_rows, dim), dtype=torch.float32, device=device)
+    if problem.broadcast_q and not mask.is_full:
+        acc.zero_()  # a CTA's first tile doesn't touch all blocks
+    launch = _launchers(problem, chosen, device)
+    launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, known.num_blocks,
+                   problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
+    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
+    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    launch.main((known.programs, 1), packed_blocks(q, block_m, dim), packed_blocks(dout, block_m, dim),
+                packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
+                packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),
+                Blocks(acc, [acc_rows, dim], [dim, 1], [64, 64]), rows, plan.tiles, plan.bounds, known.num_blocks,
+                problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
-        sum_kernel[(triton.cdiv(len_q, SUM_ROWS), problem.num_heads_q)](
-            acc, dq, len_q, made.copies, row_stride, problem.softmax_scale, GROUP=problem.group_size, BLOCK_M=block_m,
-            D=dim, ROWS=SUM_ROWS, num_warps=4)
-    elif made.shared_blocks:
-        cast_kernel[(made.shared_blocks, problem.num_heads_q)](
-            acc, dq, plan.shared, row_stride, made.shared_at, made.shared_blocks, problem.softmax_scale,
-            BLOCK_M=block_m, D=dim, num_warps=4)
+        launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
+    elif known.shared_blocks:
+        launch.cast((known.num_blocks, heads), acc, dq, plan.blocks, row_stride, known.shared_at, known.shared_blocks,
+                    problem.softmax_scale)
     return dq, dk, dv
 
 
-def _launch(problem: JaggedProblem, options: HopperBackwardOptions, plan: _Plan, q: torch.Tensor, k: torch.Tensor,
-            v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
-            rows: torch.Tensor, acc: torch.Tensor, block_m: int) -> None:
-    dim, mask = problem.head_dim, problem.mask
-    main_kernel(problem, options)[(len(plan.bounds) - 1,)](
-        packed_descriptor(q, block_m, dim), packed_descriptor(dout, block_m, dim), packed_descriptor(k, 64, dim),
-        packed_descriptor(v, 64, dim), packed_descriptor(dq, 64, 64), packed_descriptor(dk, 64, dim),
-        packed_descriptor(dv, 64, dim), TensorDescriptor.from_tensor(acc, [64, 64]), rows, plan.tiles, plan.bounds,
-        len(plan.blocks), problem.softmax_scale * math.log2(math.e), problem.softmax_scale, mask.left or 0,
-        mask.right or 0,
-        **kernel_constants(problem, options), num_warps=4, num_stages=1)
+@dataclass(frozen=True)
+class _Launchers:
+    prepare: Launcher
+    main: Launcher
+    sum: Launcher
+    cast: Launcher
+
+
+_LAUNCHERS: dict[Hashable, _Launchers] = {}
+
+
+def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: torch.device) -> _Launchers:
+    """The launchers of a variant for one kind of problem."""
+    key = (options, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
+           problem.mask.right is None, device)
+    if key not in _LAUNCHERS:
+        blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
+        small = {"num_warps": 4}
+        _LAUNCHERS[key] = _Launchers(
+            Launcher(prepare_kernel, blocks, small),
+            Launcher(main_kernel(problem, options), kernel_constants(problem, options), {**small, "num_stages": 1}),
+            Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS}, small),
+            Launcher(cast_kernel, blocks, small))
+    return _LAUNCHERS[key]
 
 
 def main_kernel(problem: JaggedProblem, options: HopperBackwardOptions) -> Any:
@@ -123,18 +126,3 @@ def _order(schedule: str | None) -> str:
     if schedule not in ORDERS:
         raise ValueError(f"schedule: expected one of {', '.join(ORDERS)}, got {schedule!r}")
     return schedule
-
-
-def _plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
-          device: torch.device) -> _Plan:
-    key = ("hopper backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
-           problem.broadcast_q, options.direct_dq, options.owned_blocks, options.deterministic, order, programs,
-           block_m, device)
-
-    def build() -> _Plan:
-        made = backward_schedule.build(problem, options, order, programs, block_m, BLOCK_N)
-        tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])
-        tiles, bounds, blocks, shared = (torch.from_numpy(table).to(device) for table in tables)
-        return _Plan(made, tiles, bounds, blocks, shared, problem.layout_q)
-
-    return problem.layout_k.cached(key, build)

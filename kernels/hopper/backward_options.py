@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from kernels.problem import JaggedProblem
 
+SHORT_QUERIES = 256  # up to about so many, tiles have few steps
 ORDERS = ("none", "sorted", "zigzag")
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "q_stages": (1, 2), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
@@ -74,19 +77,24 @@ class HopperBackwardOptions:
 
 
 #: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
+DEFAULT = HopperBackwardOptions()
 SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1, dk_first=False)
 
 
+@functools.cache
+def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptions:
+    return replace(options, **changes)
+
+
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
-    """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md."""
+    """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. Looks at mean lengths only."""
     if problem.broadcast_q:
-        return replace(SHORT_GAP, dk_first=problem.head_dim == 128 and problem.layout_q.max_seqlen <= 64)
+        return _with(SHORT_GAP, dk_first=problem.head_dim == 128 and problem.layout_q.max_seqlen <= 64)
     if problem.head_dim == 64:
-        return HopperBackwardOptions(kv_stages=2, dq_stages=1, dk_first=False)
+        return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
     if not problem.mask.is_full:
         causal = problem.mask.right == 0 and problem.mask.left is None
-        return HopperBackwardOptions(owned_blocks=8 if causal else 4)
-    blocks_q, blocks_k = -(-problem.layout_q.lengths // 64), -(-problem.layout_k.lengths // 128)
-    few_steps = blocks_q @ blocks_k <= 4 * blocks_k.sum()
-    many_single = 2 * (blocks_k == 1).sum() > len(blocks_k)
-    return SHORT_GAP if few_steps or many_single else HopperBackwardOptions()
+        return _with(DEFAULT, owned_blocks=8 if causal else 4)
+    mean = problem.layout_q.total / max(problem.batch, 1)
+    typical = min(problem.layout_q.max_seqlen, 4 / 3 * mean)  # length for a query, if lengths are uniform
+    return SHORT_GAP if typical <= SHORT_QUERIES or problem.layout_k.max_seqlen <= 128 else DEFAULT

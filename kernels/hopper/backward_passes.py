@@ -45,13 +45,13 @@ def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride
 
 @triton.jit(do_not_specialize=["shared_at", "shared_blocks"])
 def cast_kernel(acc, dq, blocks, row_stride, shared_at, shared_blocks, scale, BLOCK_M: tl.constexpr, D: tl.constexpr):
-    """dq = scale * accumulator, for the blocks of a table that holds shared ones only."""
+    """dq = scale * accumulator, for the shared blocks of a table."""
     head = tl.program_id(1)
     record = blocks + tl.program_id(0) * BLOCK_FIELDS
     length, first = tl.load(record + 1), tl.load(record + 2)
     q_start, shared = tl.load(record + 3), tl.load(record + 5)
     row = tl.arange(0, BLOCK_M)
-    inside = (first + row < length)[:, None]
+    inside = ((first + row < length) & (shared >= 0))[:, None]
     column = tl.arange(0, D)[None, :]
     acc_row = (shared_at + head * shared_blocks + shared).to(tl.int64) * BLOCK_M + row
     x = tl.load(acc + acc_row[:, None] * D + column, mask=inside, other=0.0)  # [BLOCK_M, D]

@@ -71,11 +71,9 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     seq = tiles.sequence
     heads, group = problem.num_heads_kv, problem.group_size
 
-    steps_of = np.bincount(seq, tiles.steps, minlength=len(len_q))
-    if problem.broadcast_q:
-        owned = np.zeros(len(len_q), dtype=bool)
-    else:
-        owned = _owned(options, k_blocks, steps_of * group, heads, programs)
+    most_blocks, most_steps = ownership(problem, options, programs, block_m, block_n)
+    few = (k_blocks <= most_blocks) & (q_blocks * k_blocks <= most_steps)
+    owned = (k_blocks > 0) & (most_blocks > 0) & ((k_blocks == 1) | few)
     shared = (k_blocks > 0) & ~owned & (not problem.broadcast_q)
     shared_first = np.cumsum(np.where(shared, q_blocks, 0)) - np.where(shared, q_blocks, 0)
     shared_blocks = int(q_blocks[shared].sum())
@@ -193,15 +191,22 @@ def _sequence_tiles(problem: JaggedProblem, len_q: np.ndarray, len_k: np.ndarray
     return _Tiles(seq, k_row, low, steps, cut_end, cut_from, first_from, last_below)
 
 
-def _owned(options: HopperBackwardOptions, k_blocks: np.ndarray, steps: np.ndarray, heads: int,
-           programs: int) -> np.ndarray:
+def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: int, block_m: int,
+              block_n: int) -> tuple[int, int]:
+    """``(blocks, steps)``: what an owned sequence has at most of KV blocks, and of steps for each query head.
+
+    A sequence of one KV block is owned whatever its steps, and none at all if ``blocks`` is 0. ``steps`` is half of a
+    CTA's fair share, estimated from mean lengths without a mask.
+    """
+    if problem.broadcast_q or not (options.direct_dq or options.deterministic):
+        return 0, 0
     if options.deterministic:
-        return k_blocks > 0
-    if not options.direct_dq:
-        return np.zeros(len(k_blocks), dtype=bool)
-    share = steps.sum() * heads / programs
-    few = (k_blocks <= options.owned_blocks) & (steps <= share / 2)
-    return (k_blocks == 1) | (few & (k_blocks > 0))
+        return NEVER, NEVER
+    batch = max(problem.batch, 1)
+    blocks_q, blocks_k = (layout.total / batch / rows + 0.5 for layout, rows in
+                          ((problem.layout_q, block_m), (problem.layout_k, block_n)))
+    share = batch * blocks_q * blocks_k * problem.num_heads_kv / programs
+    return max(options.owned_blocks, 1), min(int(share / 2), NEVER)
 
 
 def _adjacent(units: np.ndarray, sequence: np.ndarray, rank: np.ndarray, order: str) -> np.ndarray:

@@ -190,9 +190,13 @@ def heads_a_section(options: HopperForwardOptions, heads_q: int, heads_kv: int, 
     return max(n for n in range(1, heads_q + 1) if heads_q % n == 0 and n <= kv_heads * (heads_q // heads_kv))
 
 
-@functools.cache
 def sm_count(device: torch.device) -> int:
-    """Streaming multiprocessors of a CUDA device."""
+    """Streaming multiprocessors of a CUDA device; without one, of what is simulated."""
+    return _sm_count(device) if device.type == "cuda" else _sm_count.__wrapped__(device)
+
+
+@functools.cache
+def _sm_count(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 

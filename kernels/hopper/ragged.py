@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 from triton.tools.ragged_tma import create_ragged_descriptor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.launch import Blocks
 
@@ -22,11 +21,6 @@ _BILLION = tl.constexpr(1 << 30)
 def packed_blocks(x: torch.Tensor, block_rows: int, block_columns: int) -> Blocks:
     """Blocks ``[block_rows, block_columns]`` of packed, contiguous ``x [rows, H, D]``; column = head * D + d."""
     return Blocks(x, *_window(x.shape[1] * x.shape[2], x.dtype, block_rows, block_columns))
-
-
-def packed_descriptor(x: torch.Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """The same as Triton's own class."""
-    return packed_blocks(x, block_rows, block_columns).checked()
 
 
 @functools.cache

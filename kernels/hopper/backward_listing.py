@@ -1,0 +1,275 @@
+"""The backward's schedule, built on the device: the host knows neither the lengths nor how many tiles there are.
+
+Tiles, order and ownership are those of `kernels.hopper.backward_schedule`, whose record this fills. Three kernels:
+
+- `measure_kernel`: each sequence's rank (its work), its items and its blocks of Q. An item is what is dealt at once: an
+  owned sequence, or one tile of another, for one head.
+- `order_kernel`: the place of each sequence in the order, by comparing it with all others; its items; its blocks of Q.
+- `deal_kernel`: one program for each CTA of the main kernel counts the tiles of the CTAs before it and writes its own.
+
+What the host allocates and launches is bounded by totals and longest lengths. A shared block's place in the
+accumulator is its place among all blocks of Q; blocks past the last have no rows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+FIELDS = tl.constexpr(24)  # of a tile record, see `kernels.hopper.backward_schedule`
+BLOCK_FIELDS = tl.constexpr(6)
+NEVER = tl.constexpr(2**30)
+
+
+@triton.jit
+def _lengths(cu_seqlens, b, inside):
+    """``(start, length)`` of sequences ``b``; 0 where not ``inside``."""
+    start = tl.load(cu_seqlens + b, mask=inside, other=0)
+    return start, tl.load(cu_seqlens + b + 1, mask=inside, other=0) - start
+
+
+@triton.jit
+def _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps):
+    """Whether one CTA does all of a sequence's tiles for a head."""
+    few = (k_blocks <= owned_blocks) & (q_blocks * k_blocks <= owned_steps)
+    return (k_blocks > 0) & (owned_blocks > 0) & ((k_blocks == 1) | few)
+
+
+@triton.jit
+def _steps(tile, len_q, len_k, left, right, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
+           HAS_RIGHT: tl.constexpr):
+    """``(low, steps)``: the blocks of Q with a row that sees the ``tile``-th block of keys; 0, 0 if there is none."""
+    row = tile * BLOCK_N
+    shift = len_k - len_q
+    low_row = row * 0
+    high_row = len_q + row * 0
+    if HAS_RIGHT:
+        low_row = tl.minimum(tl.maximum(row - shift - right, 0), len_q)
+    if HAS_LEFT:
+        last_key = tl.minimum(row + BLOCK_N, len_k) - 1
+        high_row = tl.minimum(tl.maximum(last_key - shift + left + 1, 0), len_q)
+    low = low_row // BLOCK_M
+    steps = tl.where(high_row > low_row, tl.cdiv(high_row, BLOCK_M) - low, 0)
+    return tl.where(steps > 0, low, 0), steps
+
+
+@triton.jit(do_not_specialize=["batch", "owned_blocks", "owned_steps", "left", "right", "group", "heads"])
+def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, owned_blocks, owned_steps, left, right, group, heads,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+                   SORTED: tl.constexpr, SEQUENCES: tl.constexpr):
+    """Writes int32 [batch] each: ``ranks`` (most work first), ``items`` for ``heads`` heads, ``blocks`` of Q."""
+    b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
+    inside = b < batch
+    _q_start, len_q = _lengths(cu_q, b, inside)
+    _k_start, len_k = _lengths(cu_k, b, inside)
+    q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)
+    owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
+    total = q_blocks * k_blocks
+    highest = q_blocks
+    if HAS_LEFT or HAS_RIGHT:
+        total = q_blocks * 0
+        highest = q_blocks * 0
+        for tile in tl.range(0, tl.max(k_blocks, 0), num_stages=1):
+            _low, steps = _steps(tile, len_q, len_k, left, right, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+            steps = tl.where(tile < k_blocks, steps, 0)
+            total += steps
+            highest = tl.maximum(highest, steps)
+    rank = tl.where(owned, total * group + k_blocks, highest * group + 1)
+    if not SORTED:
+        rank = rank * 0
+    tl.store(ranks + b, rank, mask=inside)
+    tl.store(items + b, heads * tl.where(owned, 1, k_blocks), mask=inside)
+    tl.store(blocks + b, q_blocks, mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "owned_blocks", "owned_steps", "right", "num_blocks"])
+def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, item_sequences, item_sizes, counts, table,
+                 batch, owned_blocks, owned_steps, right, num_blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                 HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr,
+                 WIDTH: tl.constexpr):
+    """Writes each sequence's first item and block, its items (sequence and tiles), and its rows of ``table``.
+
+    ``counts`` int32 [1] gets the number of items; ``table`` int32 [num_blocks, 6] is `BackwardSchedule.blocks`.
+    """
+    b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
+    inside = b < batch
+    rank = tl.load(ranks + b, mask=inside, other=0)
+    earlier_items = tl.zeros([SEQUENCES, CHUNK], tl.int32)
+    earlier_blocks = tl.zeros([SEQUENCES, CHUNK], tl.int32)
+    all_items = tl.zeros([CHUNK], tl.int32)
+    all_blocks = tl.zeros([CHUNK], tl.int32)
+    for other0 in tl.range(0, batch, CHUNK, num_stages=1):
+        other = other0 + tl.arange(0, CHUNK)
+        valid = other < batch
+        other_rank = tl.load(ranks + other, mask=valid, other=0)[None, :]
+        other_items = tl.load(items + other, mask=valid, other=0)
+        other_blocks = tl.load(blocks + other, mask=valid, other=0)
+        before = other[None, :] < b[:, None]  # [SEQUENCES, CHUNK]
+        precedes = (other_rank > rank[:, None]) | ((other_rank == rank[:, None]) & before)
+        earlier_items += tl.where(precedes, other_items[None, :], 0)
+        earlier_blocks += tl.where(before, other_blocks[None, :], 0)
+        all_items += other_items
+        all_blocks += other_blocks
+    first_item = tl.sum(earlier_items, 1)
+    first_block = tl.sum(earlier_blocks, 1)
+    used = tl.sum(all_blocks, 0)
+    tl.store(first_items + b, first_item, mask=inside)
+    tl.store(first_blocks + b, first_block, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(counts, tl.sum(all_items, 0))
+
+    q_start, len_q = _lengths(cu_q, b, inside)
+    _k_start, len_k = _lengths(cu_k, b, inside)
+    q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)
+    owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
+    size = tl.where(owned, k_blocks, 1)
+    count = tl.load(items + b, mask=inside, other=0)
+    for place0 in tl.range(0, tl.max(count, 0), WIDTH, num_stages=1):
+        place = place0 + tl.arange(0, WIDTH)[None, :]
+        some = place < count[:, None]  # [SEQUENCES, WIDTH]
+        at = first_item[:, None] + place
+        tl.store(item_sequences + at, b[:, None] + place * 0, mask=some)
+        tl.store(item_sizes + at, size[:, None] + place * 0, mask=some)
+
+    low_row = q_blocks * 0  # rows of Q before it see no key at all
+    if HAS_RIGHT:
+        low_row = tl.minimum(tl.maximum(len_q - len_k - right, 0), len_q)
+    low = tl.where((k_blocks > 0) & (low_row < len_q), low_row // BLOCK_M, q_blocks)
+    shared = (k_blocks > 0) & ~owned
+    q_from = q_start
+    if BROADCAST:
+        low = low * 0
+        shared = k_blocks < 0
+        q_from = q_start * 0
+    for block0 in tl.range(0, tl.max(q_blocks, 0), WIDTH, num_stages=1):
+        block = block0 + tl.arange(0, WIDTH)[None, :]
+        some = block < q_blocks[:, None]
+        at = first_block[:, None] + block
+        record = table + at * BLOCK_FIELDS
+        tl.store(record, q_start[:, None] + block * 0, mask=some)
+        tl.store(record + 1, len_q[:, None] + block * 0, mask=some)
+        tl.store(record + 2, block * BLOCK_M + q_start[:, None] * 0, mask=some)
+        tl.store(record + 3, q_from[:, None] + block * 0, mask=some)
+        tl.store(record + 4, ((block < low[:, None]) & ~shared[:, None]).to(tl.int32), mask=some)
+        tl.store(record + 5, tl.where(shared[:, None], at, -1), mask=some)
+    rest = table + (used + b) * BLOCK_FIELDS  # fewer than a sequence each
+    some = inside & (used + b < num_blocks)
+    for field in tl.static_range(BLOCK_FIELDS):
+        tl.store(rest + field, b * 0 + (-1 if field == 5 else 0), mask=some)
+
+
+@triton.jit
+def _owner(item, workers, ZIGZAG: tl.constexpr):
+    """The worker that an item is dealt to."""
+    worker = item % workers
+    if ZIGZAG:
+        worker = tl.where(item // workers % 2 == 1, workers - 1 - worker, worker)
+    return worker
+
+
+@triton.jit(do_not_specialize=["workers", "owned_blocks", "owned_steps", "left", "right", "group", "scratch",
+                               "shared_at", "shared_blocks", "acc_group"])
+def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_sizes, counts, bounds, tiles, workers,
+                owned_blocks, owned_steps, left, right, group, scratch, shared_at, shared_blocks, acc_group,
+                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+                ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, CHUNK: tl.constexpr, TURNS: tl.constexpr):
+    """Writes the tiles of one CTA and its end in ``bounds``; the last CTA also a record of zeros behind all tiles.
+
+    ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head.
+    """
+    program = tl.program_id(0)
+    worker = program % workers
+    num_items = tl.load(counts)
+    before = tl.zeros([CHUNK], tl.int32)
+    total = tl.zeros([CHUNK], tl.int32)
+    for item0 in tl.range(0, num_items, CHUNK, num_stages=1):
+        item = item0 + tl.arange(0, CHUNK)
+        size = tl.load(item_sizes + item, mask=item < num_items, other=0)
+        before += tl.where(_owner(item, workers, ZIGZAG) < worker, size, 0)
+        total += size
+    begin = tl.sum(before, 0) + program // workers * tl.sum(total, 0)
+    if program == 0:
+        tl.store(bounds, 0)
+    turn = tl.arange(0, TURNS)
+    at = begin
+    for turn0 in tl.range(0, tl.cdiv(num_items, workers), TURNS, num_stages=1):
+        place = worker + turn * 0
+        if ZIGZAG:
+            place = tl.where((turn0 + turn) % 2 == 1, workers - 1 - worker, worker)
+        item = (turn0 + turn) * workers + place
+        some = item < num_items
+        size = tl.load(item_sizes + item, mask=some, other=0)
+        first = at + tl.sum(tl.where(turn[None, :] < turn[:, None], size[None, :], 0), 1)
+        at += tl.sum(size, 0)
+        b = tl.load(item_sequences + item, mask=some, other=0)
+        q_start, len_q = _lengths(cu_q, b, some)
+        k_start, len_k = _lengths(cu_k, b, some)
+        row_block = tl.load(first_blocks + b, mask=some, other=0)
+        number = item - tl.load(first_items + b, mask=some, other=0)  # of the item among the sequence's
+        q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)
+        owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
+        head = tl.where(owned, number, number // tl.maximum(k_blocks, 1))
+        tile0 = tl.where(owned, 0, number % tl.maximum(k_blocks, 1))
+        acc_block = tl.where(owned, program * scratch, shared_at + head * group * shared_blocks + row_block)
+        if BROADCAST:
+            head = head * 0 + program // workers
+            acc_block = head * 0 + program * group * acc_group
+        for i in tl.range(0, tl.max(size, 0), num_stages=1):
+            tile = tile0 + i
+            record = tiles + (first + i) * FIELDS
+            here = i < size
+            low, steps = _steps(tile, len_q, len_k, left, right, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+            row = tile * BLOCK_N
+            shift = len_k - len_q
+            full_from = row * 0
+            full_to = q_blocks
+            if HAS_RIGHT:
+                full_from = tl.cdiv(tl.maximum(row + BLOCK_N - 1 - shift - right, 0), BLOCK_M)
+            if HAS_LEFT:
+                full_to = tl.maximum(row - shift + left + 1, 0) // BLOCK_M
+            full_from = tl.where(row + BLOCK_N > len_k, NEVER, full_from)
+            cut_end = tl.minimum(tl.maximum(full_from - low, 0), steps)
+            cut_from = tl.minimum(tl.maximum(full_to - low, cut_end), steps)
+            lasts = steps * 0
+            firsts = steps * 0 + NEVER
+            group_blocks = q_blocks
+            after = tile > 0
+            if BROADCAST:
+                after = first + i > begin
+                group_blocks = q_blocks * 0 + acc_group
+                if not (HAS_LEFT or HAS_RIGHT):
+                    firsts = tl.where(after, NEVER, 0)
+            else:
+                low0, steps0 = _steps(tile - 1, len_q, len_k, left, right, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+                low1, steps1 = _steps(tile + 1, len_q, len_k, left, right, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+                end0 = tl.where((tile > 0) & (steps0 > 0), low0 + steps0, 0)
+                start1 = tl.where((tile + 1 < k_blocks) & (steps1 > 0), low1, NEVER)
+                firsts = tl.where(owned, tl.maximum(end0 - low, 0), NEVER)
+                lasts = tl.where(owned, tl.minimum(tl.maximum(start1 - low, 0), steps), 0)
+                after = owned & after
+                group_blocks = tl.where(owned, q_blocks, shared_blocks)
+            q_from = q_start
+            if BROADCAST:
+                q_from = q_start * 0
+            tl.store(record, q_from, mask=here)
+            tl.store(record + 1, len_q, mask=here)
+            tl.store(record + 2, q_start, mask=here)
+            tl.store(record + 3, k_start, mask=here)
+            tl.store(record + 4, len_k, mask=here)
+            tl.store(record + 5, row, mask=here)
+            tl.store(record + 6, steps, mask=here)
+            tl.store(record + 7, cut_end, mask=here)
+            tl.store(record + 8, cut_from, mask=here)
+            tl.store(record + 9, low, mask=here)
+            tl.store(record + 10, tl.minimum(lasts, firsts), mask=here)
+            tl.store(record + 11, firsts, mask=here)
+            tl.store(record + 12, lasts, mask=here)
+            tl.store(record + 13, head, mask=here)
+            tl.store(record + 14, row_block, mask=here)
+            tl.store(record + 15, acc_block, mask=here)
+            tl.store(record + 16, group_blocks, mask=here)
+            tl.store(record + 17, after.to(tl.int32), mask=here)
+    tl.store(bounds + program + 1, at)
+    if program == tl.num_programs(0) - 1:
+        for field in tl.static_range(FIELDS):
+            tl.store(tiles + at * FIELDS + field, 0)

@@ -1,0 +1,141 @@
+"""The backward's schedule on the device: what the host knows of it, and the launches that make the rest."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from kernels.hopper.backward_listing import deal_kernel, measure_kernel, order_kernel
+from kernels.hopper.backward_options import HopperBackwardOptions
+from kernels.hopper.backward_schedule import FIELDS, ownership
+from kernels.hopper.forward_schedule import most_tiles
+from kernels.launch import Launcher
+from kernels.problem import JaggedProblem
+
+BLOCK_FIELDS = 6
+SEQUENCES = 16  # of one program
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the host knows of a schedule, all from totals and longest lengths.
+
+    Attributes:
+        programs: CTAs of the main kernel; with broadcast-Q ``copies`` of them to each KV head.
+        copies: see there; 0 without broadcast-Q.
+        owned_blocks, owned_steps: see `kernels.hopper.backward_schedule.ownership`.
+        num_blocks: at least the blocks of Q of all sequences: rows of the table of blocks.
+        num_tiles: at least the tiles.
+        scratch: blocks of the accumulator that a CTA has for its owned sequences.
+        shared_at, shared_blocks: see `BackwardSchedule`; no sequence can be shared if ``shared_blocks`` is 0.
+        acc_group: broadcast-Q: blocks of Q.
+        acc_blocks: blocks of BLOCK_M rows in the accumulator.
+    """
+
+    programs: int
+    copies: int
+    owned_blocks: int
+    owned_steps: int
+    num_blocks: int
+    num_tiles: int
+    scratch: int
+    shared_at: int
+    shared_blocks: int
+    acc_group: int
+    acc_blocks: int
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """`Bounds` and tables on the device: int32 ``tiles [.., 24]``, ``bounds [programs + 1]``, ``blocks [.., 6]``."""
+
+    known: Bounds
+    tiles: torch.Tensor
+    bounds: torch.Tensor
+    blocks: torch.Tensor
+
+
+def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, block_m: int, block_n: int) -> Bounds:
+    """What is known of the schedule of a problem with at least one query and one key, for ``sms`` SMs."""
+    layout_q, layout_k = problem.layout_q, problem.layout_k
+    heads, group = problem.num_heads_kv, problem.group_size
+    longest_q, longest_k = -(-layout_q.max_seqlen // block_m), -(-layout_k.max_seqlen // block_n)
+    num_blocks = most_tiles(layout_q, block_m)
+    num_tiles = heads * most_tiles(layout_k, block_n)
+    if problem.broadcast_q:
+        copies = max(1, min(sms // heads, -(-layout_k.total // block_n)))  # every copy has a tile
+        acc_blocks = heads * copies * group * longest_q
+        return Bounds(heads * copies, copies, 0, 0, num_blocks, num_tiles, 0, 0, 0, longest_q, acc_blocks)
+    programs = min(sms, num_tiles)
+    owned_blocks, owned_steps = ownership(problem, options, programs, block_m, block_n)
+    partial = 0  # blocks of Q that the longest owned sequence of several KV blocks may have
+    if owned_blocks > 1 and longest_k > 1:
+        partial = min(longest_q, owned_steps // 2)
+        if layout_q is layout_k:
+            partial = min(partial, -(-owned_blocks * block_n // block_m))
+    most_steps = longest_q * min(longest_k, owned_blocks)
+    all_owned = longest_k <= owned_blocks and (longest_k <= 1 or most_steps <= owned_steps)
+    shared_blocks = 0 if all_owned else num_blocks
+    return Bounds(programs, 0, owned_blocks, owned_steps, num_blocks, num_tiles, partial * group,
+                  programs * partial * group, shared_blocks, 0,
+                  programs * partial * group + problem.num_heads_q * shared_blocks)
+
+
+def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, sms: int, block_m: int,
+                block_n: int, stream: int) -> DevicePlan:
+    """The schedule of a problem as for `bounds`, cached on the K layout for launches on the same stream.
+
+    Launches three small kernels on the current stream, whose handle is ``stream``; nothing waits.
+    """
+    layout_q, layout_k, mask = problem.layout_q, problem.layout_k, problem.mask
+    partner = layout_q.max_seqlen if problem.broadcast_q else None if layout_q is layout_k else layout_q
+    key = ("hopper backward", partner, problem.broadcast_q, problem.num_heads_q, problem.num_heads_kv, mask,
+           options.direct_dq, options.owned_blocks, options.deterministic, order, sms, block_m, block_n, stream)
+
+    def build() -> DevicePlan:
+        known = bounds(problem, options, sms, block_m, block_n)
+        batch, device = layout_k.batch, layout_k.device
+        sizes = [4 * -(-size // 4) for size in (  # 16-byte aligned each
+            batch, batch, batch, batch, batch, known.num_tiles, known.num_tiles, 1, known.programs + 1,
+            known.num_blocks * BLOCK_FIELDS, (known.num_tiles + 1) * FIELDS)]
+        memory = torch.empty((sum(sizes),), dtype=torch.int32, device=device)
+        (ranks, items, blocks_of, first_items, first_blocks, sequences, tiles_of, counts, ends, blocks,
+         tiles) = memory.split(sizes)
+        longest = layout_q.max_seqlen + layout_k.max_seqlen
+        left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+        owned = known.owned_blocks, known.owned_steps
+        launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
+                            problem.broadcast_q, device)
+        launch.measure((-(-batch // 128), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of, batch,
+                       *owned, left, right, problem.group_size, 1 if problem.broadcast_q else problem.num_heads_kv)
+        launch.order((-(-batch // SEQUENCES), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of,
+                     first_items, first_blocks, sequences, tiles_of, counts, blocks, batch, *owned, right,
+                     known.num_blocks)
+        launch.deal((known.programs, 1), layout_q.cu_seqlens, layout_k.cu_seqlens, first_items, first_blocks, sequences,
+                    tiles_of, counts, ends, tiles, known.copies or known.programs, *owned, left, right,
+                    problem.group_size, known.scratch, known.shared_at, known.shared_blocks, known.acc_group)
+        return DevicePlan(known, tiles, ends, blocks)
+
+    return layout_k.cached(key, build)
+
+
+@dataclass(frozen=True)
+class _Launchers:
+    measure: Launcher
+    order: Launcher
+    deal: Launcher
+
+
+@functools.cache
+def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, order: str, broadcast: bool,
+               device: torch.device) -> _Launchers:
+    blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
+    return _Launchers(
+        Launcher(measure_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "SORTED": order != "none",
+                                  "SEQUENCES": 128}, {"num_warps": 4}),
+        Launcher(order_kernel, {**blocks, "HAS_RIGHT": has_right, "BROADCAST": broadcast, "SEQUENCES": SEQUENCES,
+                                "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
+        Launcher(deal_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "ZIGZAG": order == "zigzag",
+                               "BROADCAST": broadcast, "CHUNK": 2048, "TURNS": 64}, {"num_warps": 4}))
