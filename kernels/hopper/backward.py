@@ -105,7 +105,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
     """The main kernel's compile-time constants."""
     if main_kernel(problem, options) is jagged_backward_ahead:
         return {"GROUP": problem.group_size, "HAS_LEFT": problem.mask.left is not None,
-                "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
+                "HAS_RIGHT": problem.mask.right is not None, "HINTS": options.l2_hints, "REGISTERS": 232}
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,

@@ -87,10 +87,12 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, partial, last, scal
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
 def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                           num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr,
-                          HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                          HAS_RIGHT: tl.constexpr, HINTS: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; the arguments are those of `kernels.hopper.backward_kernel`."""
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     D: tl.constexpr = 128
+    ONCE: tl.constexpr = "evict_first" if HINTS else ""  # L2's policy for what passes once, and for partial dQ
+    AGAIN: tl.constexpr = "evict_last" if HINTS else ""
     k_smem = tlx.local_alloc((HALF, D), DTYPE, 4)
     v_smem = tlx.local_alloc((HALF, D), DTYPE, 2)
     q_smem = tlx.local_alloc((HALF, D), DTYPE, 2)
@@ -244,7 +246,8 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                 tlx.barrier_wait(k_empty[kb], ((n_kv // 2) & 1) ^ 1)
                 tlx.barrier_expect_bytes(k_full[kb], 2 * HALF * D * 2)
                 for c in tl.static_range(2):
-                    load_rows(desc_k, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, k_full[kb])
+                    load_rows(desc_k, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, k_full[kb],
+                              ONCE)
                 for g in tl.range(0, GROUP, num_stages=1):
                     head_q = head * GROUP + g
                     for i in tl.range(0, steps, num_stages=1):
@@ -260,7 +263,8 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                             tlx.barrier_wait(v_empty[0], (n_v & 1) ^ 1)
                             tlx.barrier_expect_bytes(v_full[0], 2 * HALF * D * 2)
                             for c in tl.static_range(2):
-                                load_rows(desc_v, v_smem[c], k_start, k_len, n0 + c * 64, head * D, v_full[0])
+                                load_rows(desc_v, v_smem[c], k_start, k_len, n0 + c * 64, head * D, v_full[0],
+                                          ONCE)
                             n_v += 1
                         tlx.barrier_wait(do_empty[qb], ((n_step // 2) & 1) ^ 1)
                         tlx.barrier_expect_bytes(do_full[qb], HALF * D * 2)
@@ -288,17 +292,21 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                             tlx.async_descriptor_store_wait(1 - c)
                             if i < partials:
                                 tlx.barrier_expect_bytes(ready[c], HALF * HALF * 4)
-                                tlx.async_descriptor_load(desc_acc, staging[c], [row, c * 64], ready[c])
+                                tlx.async_descriptor_load(desc_acc, staging[c], [row, c * 64], ready[c],
+                                                          eviction_policy=AGAIN)
                             else:
                                 tlx.barrier_arrive(ready[c])
                         for c in tl.static_range(2):
                             tlx.barrier_wait(full[c], n_use & 1)
                             if i < lasts:
-                                store_rows(desc_dq, final[2 * c], q_start, q_len, m * HALF, column + c * 64)
+                                store_rows(desc_dq, final[2 * c], q_start, q_len, m * HALF, column + c * 64,
+                                           ONCE)
                             elif i >= firsts:
-                                tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64])
+                                tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64],
+                                                           eviction_policy=AGAIN)
                             else:
-                                tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64], store_reduce="add")
+                                tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64], eviction_policy=AGAIN,
+                                                           store_reduce="add")
                         n_use += 1
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
                 kb = n_kv % 2
@@ -307,10 +315,10 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                     tlx.barrier_arrive(ready[c])
                 for c in tl.static_range(2):
                     tlx.barrier_wait(dv_full[c], n_kv & 1)
-                    store_rows(desc_dv, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D)
+                    store_rows(desc_dv, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, ONCE)
                 for c in tl.static_range(2):
                     tlx.barrier_wait(full[c], n_use & 1)
-                    store_rows(desc_dk, dk_out[c], k_start, k_len, n0 + c * 64, head * D)
+                    store_rows(desc_dk, dk_out[c], k_start, k_len, n0 + c * 64, head * D, ONCE)
                 tlx.async_descriptor_store_wait(2)
                 tlx.barrier_arrive(k_empty[kb])
                 n_use += 1

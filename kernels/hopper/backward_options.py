@@ -31,6 +31,7 @@ class HopperBackwardOptions:
         ahead: the next step's scores are computed beside this one's dK and dQ, across tiles too: the kernel of
             `kernels.hopper.backward_ahead`, where all stages are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
+        l2_hints: L2 is told to keep partial dQ, and not what passes once. With ``ahead`` only.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
@@ -44,6 +45,7 @@ class HopperBackwardOptions:
     ds_stages: int = 2
     dk_first: bool = True
     ahead: bool = False
+    l2_hints: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False
@@ -71,7 +73,8 @@ class HopperBackwardOptions:
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
-                 "dk" * self.dk_first, "ahead" * self.ahead, f"own{self.owned_blocks}" if self.direct_dq else "add",
+                 "dk" * self.dk_first, "ahead" * self.ahead, "l2" * self.l2_hints,
+                 f"own{self.owned_blocks}" if self.direct_dq else "add",
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 

@@ -16,6 +16,7 @@ from triton.tools.ragged_tma import create_ragged_descriptor
 from kernels.launch import Blocks
 
 _BILLION = tl.constexpr(1 << 30)
+_NORMAL = tl.constexpr("")
 
 
 def packed_blocks(x: torch.Tensor, block_rows: int, block_columns: int) -> Blocks:
@@ -32,12 +33,17 @@ def _window(columns: int, dtype: torch.dtype, block_rows: int,
 
 
 @triton.jit
-def load_rows(desc, buffer, start, length, row, column, barrier):
-    """TMA load of rows ``row ...`` of the sequence ``[start, start + length)``; completes on ``barrier``."""
-    tlx.async_descriptor_load(desc, buffer, [_BILLION, start + length, _BILLION - length + row, column], barrier)
+def load_rows(desc, buffer, start, length, row, column, barrier, POLICY: tl.constexpr = _NORMAL):
+    """TMA load of rows ``row ...`` of the sequence ``[start, start + length)``; completes on ``barrier``.
+
+    ``POLICY``: which of L2's lines go first, ``evict_first`` or ``evict_last``; here and in `store_rows`.
+    """
+    tlx.async_descriptor_load(desc, buffer, [_BILLION, start + length, _BILLION - length + row, column], barrier,
+                              eviction_policy=POLICY)
 
 
 @triton.jit
-def store_rows(desc, buffer, start, length, row, column):
+def store_rows(desc, buffer, start, length, row, column, POLICY: tl.constexpr = _NORMAL):
     """TMA store to rows ``row ...`` of the sequence ``[start, start + length)``; rows past its end are dropped."""
-    tlx.async_descriptor_store(desc, buffer, [_BILLION, start + length, _BILLION - length + row, column])
+    tlx.async_descriptor_store(desc, buffer, [_BILLION, start + length, _BILLION - length + row, column],
+                               eviction_policy=POLICY)
