@@ -13,10 +13,10 @@ from torch.autograd.function import once_differentiable
 
 from kernels import dispatch
 from kernels.implementation import Direction
+from kernels.jagged_layout import ALIGNMENT_BYTES
 from kernels.problem import JaggedProblem
 
-ALIGNMENT_BYTES = 16  # what vector loads and TMA need of a tensor's first element
-
+_NOTHING = contextlib.nullcontext()
 logger = logging.getLogger(__name__)
 
 
@@ -99,4 +99,6 @@ def _log_once(message: str) -> None:
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Makes a CUDA device current, as Triton launches on the current one."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(device)

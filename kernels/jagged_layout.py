@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+ALIGNMENT_BYTES = 16  # what vector loads and TMA need of a tensor's first element
+
 
 class JaggedLayout:
     """Bounds of ``B`` sequences packed end to end along dimension 0 of a ``[total, H, D]`` tensor.
@@ -15,13 +17,15 @@ class JaggedLayout:
     Sequence ``b`` is rows ``cu_seqlens[b]:cu_seqlens[b + 1]``; a sequence may be empty, and so may the batch's rows.
 
     Attributes:
-        cu_seqlens: int32 ``[B + 1]`` on the device of the tensors, starting at 0, not decreasing.
+        cu_seqlens: int32 ``[B + 1]`` on the device of the tensors, starting at 0, not decreasing; contiguous and
+            16-byte aligned (copied if it wasn't).
         total: number of rows, ``cu_seqlens[-1]``.
         max_seqlen: an upper bound of the lengths (exact where the layout was built from lengths).
 
     Kernels that need the lengths on the host read `offsets` or `lengths`. A layout that was built on the host has
     them; one that was built from device offsets copies them once, which waits for the device (the only sync here).
-    `cached` keeps what kernels derive from the layout (tile schedules), so that layers sharing a batch share it.
+    Those that plan on the device, as Hopper's do, read neither. `cached` keeps what kernels derive from the layout
+    (tile schedules), so that layers sharing a batch share it.
     """
 
     def __init__(self, cu_seqlens: torch.Tensor, *, total: int, max_seqlen: int, offsets: np.ndarray | None = None):
@@ -29,7 +33,8 @@ class JaggedLayout:
             raise ValueError(f"cu_seqlens: expected shape [B + 1], got {list(cu_seqlens.shape)}")
         if cu_seqlens.dtype != torch.int32:
             raise TypeError(f"cu_seqlens: expected torch.int32, got {cu_seqlens.dtype}")
-        self.cu_seqlens = cu_seqlens.contiguous()
+        cu_seqlens = cu_seqlens.contiguous()
+        self.cu_seqlens = cu_seqlens if cu_seqlens.data_ptr() % ALIGNMENT_BYTES == 0 else cu_seqlens.clone()
         self.total = int(total)
         self.max_seqlen = int(max_seqlen)
         self._offsets = offsets
@@ -67,7 +72,10 @@ class JaggedLayout:
         """``batch`` sequences of ``length`` rows each, made on the device: no copy, no sync."""
         if batch * length >= 2**31:
             raise ValueError(f"length: {batch} sequences of {length} rows are not below 2^31 rows")
-        cu_seqlens = torch.arange(batch + 1, dtype=torch.int32, device=device) * length
+        if length:
+            cu_seqlens = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=device)
+        else:
+            cu_seqlens = torch.zeros(batch + 1, dtype=torch.int32, device=device)
         offsets = np.arange(batch + 1, dtype=np.int64) * length
         return cls(cu_seqlens, total=batch * length, max_seqlen=length, offsets=offsets)
 
@@ -103,6 +111,10 @@ class JaggedLayout:
         if key not in self._cache:
             self._cache[key] = build()
         return self._cache[key]
+
+    def forget(self) -> None:
+        """Drop what `cached` keeps, as if the batch had not been seen before."""
+        self._cache.clear()
 
     def validate(self, suffix: str = "") -> None:
         """Check the values (not only the shape). Raises `ValueError`; may sync, see `offsets`.

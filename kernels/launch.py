@@ -23,7 +23,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-ALIGNMENT_BYTES = 16
+from kernels.jagged_layout import ALIGNMENT_BYTES
 
 
 class Blocks(NamedTuple):

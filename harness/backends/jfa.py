@@ -18,6 +18,7 @@ from kernels import dispatch
 from kernels.api import jagged_flash_attention
 from kernels.autograd import Plan, packed
 from kernels.implementation import Direction
+from kernels.jagged_layout import JaggedLayout
 
 DIRECTIONS: tuple[Direction, Direction] = ("fwd", "bwd")
 
@@ -88,7 +89,8 @@ class JaggedOptions(PortableOptions):
 
 class JaggedOperation(AutogradOperation):
     """Kernel scope: the implementation's kernels, on inputs made contiguous beforehand and a layout that keeps its
-    schedule. Operation scope: the public call with offsets on the device, so that each call plans anew."""
+    schedule. Operation scope: the public call with offsets that only the device knows. Each call plans anew, the
+    backward's too, as in the first layer that sees a batch; later ones find the plan on the layout."""
 
     def __init__(self, inputs: Inputs, options: PortableOptions) -> None:
         super().__init__(inputs)
@@ -105,6 +107,7 @@ class JaggedOperation(AutogradOperation):
         self._packed = packed(inputs.q), packed(inputs.k), packed(inputs.v)
         self._dout = packed(inputs.dout)
         self._kernel = Results()
+        self._layouts: tuple[JaggedLayout, ...] = ()  # of the last forward in operation scope
 
     @property
     def impl(self) -> dict[str, str]:
@@ -135,18 +138,23 @@ class JaggedOperation(AutogradOperation):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`jagged_flash_attention`, as a user calls it."""
         problem, mask = self.problem, self.problem.mask
-        cu_seqlens_k = problem.layout_k.cu_seqlens
-        shared = self.inputs.case.mode == "self"
+        layout_k = _unseen(problem.layout_k)
+        layout_q = layout_k if self.inputs.case.mode == "self" else _unseen(problem.layout_q)
+        self._layouts = layout_q, layout_k
         switches: dict[str, object] = {direction: plan.options for direction, plan in self._plans.items()
                                        if plan.options is not None}
         out = jagged_flash_attention(
-            q, k, v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=problem.layout_k.max_seqlen,
-            cu_seqlens_q=None if problem.broadcast_q else cu_seqlens_k if shared else problem.layout_q.cu_seqlens,
-            max_seqlen_q=None if problem.broadcast_q else problem.layout_q.max_seqlen,
+            q, k, v, cu_seqlens_k=layout_k, cu_seqlens_q=None if problem.broadcast_q else layout_q,
             softmax_scale=problem.softmax_scale, causal=mask.right == 0, window_size=(mask.left, mask.right),
             schedule=self._options.schedule, impl=self._options.implementation, options=switches, return_lse=True)
         assert isinstance(out, tuple)
         return out
+
+    def backward_operation(self) -> None:
+        """Autograd's backward of the last forward, on layouts without a plan for it."""
+        for layout in self._layouts:
+            layout.forget()
+        super().backward_operation()
 
     def kernel_outputs(self) -> Outputs | None:
         """The kernels' own results."""
@@ -162,6 +170,11 @@ class JaggedOperation(AutogradOperation):
             return ""
         choice, plan = self._chosen(direction)
         return choice.implementation.describe(self.problem, direction, choice.schedule, plan.options)
+
+
+def _unseen(layout: JaggedLayout) -> JaggedLayout:
+    """The same sequences, of which the host knows no more than a caller of FlashAttention says: total and longest."""
+    return JaggedLayout.from_cu_seqlens(layout.cu_seqlens, total=layout.total, max_seqlen=layout.max_seqlen)
 
 
 class PortableBackend(Backend):

@@ -146,7 +146,7 @@ class HopperForwardRequest:
 
     def apply(self, options: HopperForwardOptions) -> HopperForwardOptions:
         """``options`` with the switches changed."""
-        return replace(options, **dict(self.switches))  # type: ignore[arg-type]
+        return replace(options, **dict(self.switches)) if self.switches else options  # type: ignore[arg-type]
 
 
 def make_request(values: Mapping[str, object]) -> HopperForwardRequest:

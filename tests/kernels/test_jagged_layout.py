@@ -96,3 +96,28 @@ def test_uniform_is_from_equal_lengths(device):
     assert JaggedLayout.uniform(0, 4).max_seqlen == 4
     with pytest.raises(ValueError, match="not below 2\\^31"):
         JaggedLayout.uniform(2**16, 2**15)
+
+
+def test_offsets_that_are_not_aligned_are_copied():
+    offsets = cu(9, 0, 3, 8)[1:]
+    layout = JaggedLayout.from_cu_seqlens(offsets, total=8)
+    assert layout.cu_seqlens.data_ptr() % 16 == 0
+    assert layout.cu_seqlens.tolist() == [0, 3, 8]
+    aligned = cu(0, 3, 8)
+    assert JaggedLayout.from_cu_seqlens(aligned, total=8).cu_seqlens is aligned
+
+
+def test_a_forgotten_plan_is_built_again():
+    layout = JaggedLayout.from_lengths([3])
+    built = []
+    for _ in range(2):
+        layout.cached("plan", lambda: built.append(1))
+    layout.forget()
+    layout.cached("plan", lambda: built.append(1))
+    assert len(built) == 2
+
+
+def test_uniform_sequences_may_be_empty():
+    assert JaggedLayout.uniform(3, 0).cu_seqlens.tolist() == [0, 0, 0, 0]
+    assert JaggedLayout.uniform(3, 5).cu_seqlens.tolist() == [0, 5, 10, 15]
+    assert JaggedLayout.uniform(0, 5).cu_seqlens.tolist() == [0]

@@ -10,7 +10,7 @@ from harness.backends import jfa, registry
 from harness.backends.base import Unsupported
 from harness.errors import UserError
 from harness.inputs import make_inputs
-from kernels.jagged_layout import JaggedLayout
+from kernels import dispatch
 
 TILES = {"BLOCK_M": 16, "BLOCK_N": 16}
 
@@ -96,13 +96,37 @@ def test_operation_scope_plans_anew_from_device_offsets(monkeypatch, name, devic
     monkeypatch.setattr(jfa, "jagged_flash_attention", record)
     case = CASES[name]
     inputs = make_inputs(case, device)
-    registry.create("jfa_triton").prepare(inputs).forward_operation()
+    operation = registry.create("jfa_triton").prepare(inputs)
+    operation.forward_operation()
+    operation.forward_operation()
+    layouts = [call["cu_seqlens_k"] for call in calls]
+    assert len({id(layout) for layout in (*layouts, inputs.problem.layout_k)}) == 3
     call = calls[0]
-    assert isinstance(call["cu_seqlens_k"], torch.Tensor)
-    assert not isinstance(call["cu_seqlens_k"], JaggedLayout)
-    assert call["max_seqlen_k"] == case.max_seqlen_k
+    assert call["cu_seqlens_k"].cu_seqlens is inputs.problem.layout_k.cu_seqlens
+    assert call["cu_seqlens_k"].max_seqlen == case.max_seqlen_k
     assert call["causal"] == (case.mask == CAUSAL)
     if case.broadcast_q:
         assert call["cu_seqlens_q"] is None
     else:
         assert (call["cu_seqlens_q"] is call["cu_seqlens_k"]) == (case.mode == "self")
+
+
+def test_the_backward_plans_anew_in_operation_scope(monkeypatch, device):
+    plans = []
+    implementation = dispatch.load("portable")
+    backward = type(implementation).backward
+
+    def planning(self, problem, *args, **kwargs):
+        problem.layout_k.cached("a plan", lambda: plans.append(1))
+        return backward(self, problem, *args, **kwargs)
+
+    monkeypatch.setattr(type(implementation), "backward", planning)
+    operation = registry.create("jfa_triton").prepare(make_inputs(CASES["self"], device))
+    operation.forward_operation()
+    for _ in range(3):
+        operation.backward_operation()
+    assert len(plans) == 3
+    operation.forward_kernel()
+    for _ in range(3):
+        operation.backward_kernel()
+    assert len(plans) == 4
