@@ -1,7 +1,7 @@
 """The `harness` command: one module for each group of subcommands, imported in the order in which `--help` lists them.
 
 Each subcommand imports what it needs when it runs. Exit status: 0 done; 1 done, but without a single usable result, or
-with a finding of `simulate`; 2 something that the user can mend, in one line on stderr; 130 interrupted.
+with a finding of `simulate` or `xray`; 2 something that the user can mend, in one line on stderr; 130 interrupted.
 """
 
 # isort: off
@@ -10,6 +10,9 @@ from harness.cli import run_commands
 from harness.cli import plot_commands
 from harness.cli import report_command
 from harness.cli import simulate_command
+from harness.cli import xray_command
 # isort: on
 
-__all__ = ["app", "main", "plot_commands", "report_command", "run_commands", "simulate_command"]
+__all__ = [
+    "app", "main", "plot_commands", "report_command", "run_commands", "simulate_command", "xray_command",
+]
