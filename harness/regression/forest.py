@@ -21,6 +21,17 @@ ROW_IN = 0.24
 
 def draw_forest(comparison: Comparison, out: Path) -> None:
     """Write the plot to ``out``, a PNG, SVG or whatever Matplotlib writes by suffix. Raises `UserError` if it can't."""
+    with matplotlib.rc_context(rc=parts.RC):
+        figure = forest_figure(comparison)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(out, dpi=150, metadata={"Date": None} if out.suffix == ".svg" else None)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{out}: can't be written: {error}") from error
+
+
+def forest_figure(comparison: Comparison) -> Figure:
+    """The plot as a figure; the caller sets `plot_parts.RC`."""
     a, b = comparison.names
     labels = [row.label for row in comparison.rows]
     labels += [f"mean {name} ({n})" for name, (_, n) in comparison.means.items()]
@@ -28,34 +39,29 @@ def draw_forest(comparison: Comparison, out: Path) -> None:
     n_rows = len(comparison.rows)
     left, high = parts.label_width(labels), ROW_IN * len(labels)
     width, total = left + 5.0 + 1.7, high + 1.45
-    with matplotlib.rc_context(rc=parts.RC):
-        figure = Figure(figsize=(width, total))
-        axes = figure.add_axes((left / width, 0.75 / total, 5.0 / width, high / total))
-        for index in range(0, len(labels), 2):
-            axes.axhspan(index - 0.5, index + 0.5, color=parts.BAND, linewidth=0, zorder=0)
-        for index, ratio in enumerate(ratios):
-            _draw_one(axes, index, ratio, is_mean=index >= n_rows)
-        axes.axvline(1.0, color="#222222", linewidth=1.1, zorder=1)
-        axes.axhline(n_rows - 0.5, color=parts.GREY, linewidth=0.8)
-        _scale(axes, ratios)
-        axes.set_yticks(range(len(labels)), labels)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(axis="x")
-        axes.set_xlabel(f"speed of {b} over {a} (log scale, right of 1 is {b} faster), 95 % intervals", fontsize=8.5,
-                        color=parts.GREY)
-        what = {"latency": "latency", "speedup": "speed-up over FA4", "floor_share": "share of the floor"}
-        how = "measured in turns" if comparison.interleaved else "two runs"
-        record = comparison.rows[0].a
-        figure.text(0.15 / width, 1 - 0.12 / total, f"{a} against {b}, by {what[comparison.by.value]}", fontsize=11.5,
-                    fontweight="bold", va="top")
-        figure.text(0.15 / width, 1 - 0.4 / total, f"{how}, measured on {record.gpu or 'an unnamed device'}", va="top",
-                    fontsize=8, color=parts.GREY)
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(out, dpi=150, metadata={"Date": None} if out.suffix == ".svg" else None)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{out}: can't be written: {error}") from error
+    figure = Figure(figsize=(width, total))
+    axes = figure.add_axes((left / width, 0.75 / total, 5.0 / width, high / total))
+    for index in range(0, len(labels), 2):
+        axes.axhspan(index - 0.5, index + 0.5, color=parts.BAND, linewidth=0, zorder=0)
+    for index, ratio in enumerate(ratios):
+        _draw_one(axes, index, ratio, is_mean=index >= n_rows)
+    axes.axvline(1.0, color="#222222", linewidth=1.1, zorder=1)
+    axes.axhline(n_rows - 0.5, color=parts.GREY, linewidth=0.8)
+    _scale(axes, ratios)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.set_xlabel(f"speed of {b} over {a} (log scale, right of 1 is {b} faster), 95 % intervals", fontsize=8.5,
+                    color=parts.GREY)
+    what = {"latency": "latency", "speedup": "speed-up over FA4", "floor_share": "share of the floor"}
+    how = "measured in turns" if comparison.interleaved else "two runs"
+    record = comparison.rows[0].a
+    figure.text(0.15 / width, 1 - 0.12 / total, f"{a} against {b}, by {what[comparison.by.value]}", fontsize=11.5,
+                fontweight="bold", va="top")
+    figure.text(0.15 / width, 1 - 0.4 / total, f"{how}, measured on {record.gpu or 'an unnamed device'}", va="top",
+                fontsize=8, color=parts.GREY)
+    return figure
 
 
 def _draw_one(axes: Axes, index: int, ratio: Interval, is_mean: bool) -> None:
