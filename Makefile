@@ -6,8 +6,9 @@ FLAVOUR := $(shell FLAVOUR=$(FLAVOUR) scripts/flavour.sh)
 CONFIG  ?= $(if $(filter gpu,$(FLAVOUR)),configs/gem.yaml,configs/smoke.yaml)
 BIN     := $(VENV)/bin
 OUT     ?= dist/bundle
+RUN     ?= results/baselines/nvidia-h200/gem.csv
 
-.PHONY: help setup bench test check format doctor bundle env clean
+.PHONY: help setup bench test check format doctor report notebooks refresh bundle env clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -31,6 +32,15 @@ format: setup ## lint fixes that are safe
 
 doctor: setup ## which backends can run here, and why the others can't
 	@$(BIN)/harness doctor
+
+report: setup ## one HTML page of a run (RUN=its CSV; AGAINST=an earlier one to compare with)
+	@$(BIN)/harness report $(RUN) $(if $(AGAINST),--against $(AGAINST))
+
+notebooks: setup ## the example notebooks, executed on the committed results
+	@$(BIN)/python docs/refresh.py notebooks
+
+refresh: setup ## all that is made from the committed results: plots, tables, pictures, notebooks
+	@$(BIN)/python docs/refresh.py
 
 bundle: ## dependencies as archives for a GPU machine without network (OUT=dir; NAME=fa4@4.0.0b15 for one environment)
 	@PYTHON=$(PYTHON) scripts/bundle.sh $(OUT) $(NAME)

@@ -35,9 +35,9 @@ def report_command(
     if against is not None:
         parameters: dict[str, object] = {"BEFORE": seen_from_notebooks(records_path(against)), "AFTER": run}
         out = out or csv.with_name(f"{csv.stem}.compared.html")
-        build("compare", parameters, out)
+        build("compare", parameters, [out])
     else:
         chosen = [seen_from_notebooks(records_path(path)) for path in ablation] if ablation else None
         out = out or csv.with_suffix(".html")
-        build("report", {"RUN": run, "ABLATIONS": chosen}, out)
+        build("report", {"RUN": run, "ABLATIONS": chosen}, [out])
     typer.echo(f"report: {out}")

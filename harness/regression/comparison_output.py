@@ -19,14 +19,15 @@ def comparison_table(comparison: Comparison) -> Table:
     table = new_table(f"{a} against {b}: above 1, {b} is faster", row="left", A="right", B="right", **{
         "B / A": "right", "95 %": "right"})
     for row in comparison.rows:
-        table.add_row(row.label, _value(row.a, comparison.by), _value(row.b, comparison.by), *_ratio(row.ratio))
+        table.add_row(row.label, value_text(row.a, comparison.by), value_text(row.b, comparison.by), *_ratio(row.ratio))
     table.add_section()
     for name, (ratio, n) in comparison.means.items():
         table.add_row(f"geometric mean, {name} ({n})", "", "", *_ratio(ratio))
     return table
 
 
-def _value(record: Record, by: Measure) -> str:
+def value_text(record: Record, by: Measure) -> str:
+    """What is compared of one row, with its unit; empty where the row has none."""
     value = {Measure.LATENCY: record.latency_ms, Measure.SPEEDUP: record.speedup_vs_fa4,
              Measure.FLOOR_SHARE: record.floor_share}[by]
     unit = {Measure.LATENCY: " ms", Measure.SPEEDUP: "x", Measure.FLOOR_SHARE: ""}[by]
@@ -51,8 +52,8 @@ def comparison_markdown(comparison: Comparison) -> str:
              "| row | A | B | B / A | 95 % interval |", "|---|---:|---:|---:|---:|"]
     for row in comparison.rows:
         value, interval = _ratio(row.ratio)
-        lines.append(f"| {row.label} | {_value(row.a, comparison.by)} | {_value(row.b, comparison.by)} | {value} | "
-                     f"{interval} |")
+        both = f"{value_text(row.a, comparison.by)} | {value_text(row.b, comparison.by)}"
+        lines.append(f"| {row.label} | {both} | {value} | {interval} |")
     for name, (ratio, n) in comparison.means.items():
         value, interval = _ratio(ratio)
         lines.append(f"| **geometric mean, {name} ({n})** | | | **{value}** | {interval} |")

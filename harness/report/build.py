@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +17,25 @@ SUFFIXES = (".html", ".ipynb")
 TIMEOUT_S = 600  # of one cell
 
 
-def build(notebook: str, parameters: Mapping[str, Any], out: Path) -> None:
-    """Run ``notebooks/<notebook>.py`` with its parameters replaced, and write ``out``.
+def build(notebook: str, parameters: Mapping[str, Any], outs: Sequence[Path]) -> Sequence[Path]:
+    """Run ``notebooks/<notebook>.py`` once with its parameters replaced, and write all of ``outs``; gives them back.
 
-    ``out`` ends in ``.html`` (self-contained, without the code) or ``.ipynb`` (with outputs). The same input gives the
+    A name ends in ``.html`` (self-contained, without the code) or ``.ipynb`` (with outputs). The same input gives the
     same file. Raises `UserError` for another ending, a missing package, a cell that fails, or a file that can't be
     written.
     """
-    if out.suffix not in SUFFIXES:
-        raise UserError(f"{out}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    for out in outs:
+        if out.suffix not in SUFFIXES:
+            raise UserError(f"{out}: expected a name that ends in {' or '.join(SUFFIXES)}")
     executed = execute(notebook, parameters)
-    text = page(executed) if out.suffix == ".html" else _notebook_text(executed)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out}: can't write the report: {error.strerror or error}") from None
+    for out in outs:
+        text = page(executed) if out.suffix == ".html" else _notebook_text(executed)
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{out}: can't write the report: {error.strerror or error}") from None
+    return outs
 
 
 def execute(notebook: str, parameters: Mapping[str, Any]) -> Any:
