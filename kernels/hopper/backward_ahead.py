@@ -7,7 +7,7 @@ tensor cores do dK and dQ. The next step may be the next tile's first: K is ther
 a tile is early.
 
     role       warps         does
-    (default)  4             nothing; it gives its registers away
+    (default)  4             with DELTA: lse and delta of each step, see `kernels.hopper.backward_delta`; else nothing
     consumer   4 x 2         all matmuls; stages dQ, dK and dV for the writer
     loader     1             TMA loads of K, V, Q, dO, and of each block's lse and delta
     writer     1             all stores; fetches partial dQ
@@ -27,6 +27,8 @@ a tile is early.
     q_empty/do_empty both consumers, dK / dV done          loader
     ready            writer: the slot's last store has     consumers, before they use the slot
                      been read, or the partial is there
+    row_full         default: lse and delta are there      consumers (with DELTA)
+    row_empty        both consumers, delta read            default
     full             the consumer, having filled the slot  writer
     dv_full          the consumer: dV is in K's slot       writer
     named 8 to 11    one consumer: dS is written           the other, before dQ (two for each of two steps)
@@ -38,6 +40,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.hopper.backward_delta import row_statistics
 from kernels.hopper.backward_step import masked, opaque
 from kernels.hopper.ragged import load_rows, store_rows
 
@@ -84,11 +87,14 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, partial, last, scal
     tlx.barrier_arrive(full)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "left", "right"])
+@triton.jit(do_not_specialize=["num_blocks", "left", "right", "lse_stride"])
 def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
-                          num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, HAS_LEFT: tl.constexpr,
-                          HAS_RIGHT: tl.constexpr, HINTS: tl.constexpr, REGISTERS: tl.constexpr):
-    """See the table at the top of the file; the arguments are those of `kernels.hopper.backward_kernel`."""
+                          num_blocks, scale_log2, scale, left, right, out, dout, lse, lse_stride, row_stride,
+                          GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HINTS: tl.constexpr,
+                          DELTA: tl.constexpr, REGISTERS: tl.constexpr):
+    """See the table at the top of the file; the arguments are those of `kernels.hopper.backward_kernel`,
+    and for DELTA what ``rows`` is made of, by row strides ``lse_stride`` (of a head) and ``row_stride``.
+    """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     D: tl.constexpr = 128
     ONCE: tl.constexpr = "evict_first" if HINTS else ""  # L2's policy for what passes once, and for partial dQ
@@ -101,8 +107,9 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
     staging = tlx.local_alloc((HALF, HALF), tl.float32, 2)
     final = tlx.local_alloc((HALF, HALF), DTYPE, 4, reuse=staging)
     dk_out = tlx.local_alloc((HALF, D), DTYPE, 2, reuse=staging)
-    lse_smem = tlx.local_alloc((HALF,), tl.float32, 2)
-    delta_smem = tlx.local_alloc((HALF,), tl.float32, 2)
+    SLOTS: tl.constexpr = 4 if DELTA else 2  # of the rows' statistics
+    lse_smem = tlx.local_alloc((HALF,), tl.float32, SLOTS)
+    delta_smem = tlx.local_alloc((HALF,), tl.float32, SLOTS)
     k_full = tlx.alloc_barriers(2)
     v_full = tlx.alloc_barriers(1)
     k_empty = tlx.alloc_barriers(2)
@@ -114,13 +121,18 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
     full = tlx.alloc_warp_barrier(2, num_warps=4)
     dv_full = tlx.alloc_warp_barrier(2, num_warps=4)
     ready = tlx.alloc_barriers(2)
+    if DELTA:
+        row_full = tlx.alloc_warp_barrier(SLOTS, num_warps=4)
+        row_empty = tlx.alloc_warp_barrier(SLOTS, num_warps=8)
     pid = tl.program_id(0)
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            pass
+            if DELTA:
+                row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, lse_smem, delta_smem,
+                               row_full, row_empty, GROUP, D, SLOTS)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             cid: tl.constexpr = tlx.async_task_replica_id()
@@ -145,9 +157,11 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                         qb = n_step % 2
                         tlx.barrier_wait(q_full[qb], (n_step // 2) & 1)
                         s = tlx.async_dot(k_smem[kb * 2 + cid], tlx.local_trans(q_smem[qb]))
-                        lse = tlx.local_load(lse_smem[qb])
+                        at = n_step % SLOTS
+                        if DELTA:
+                            tlx.barrier_wait(row_full[at], (n_step // SLOTS) & 1)
                         s = tlx.async_dot_wait(0, s)
-                        p = _probability(s, lse, scale_log2)
+                        p = _probability(s, tlx.local_load(lse_smem[at]), scale_log2)
                         if HAS_LEFT or HAS_RIGHT:
                             cut = tl.load(record + 7) > 0
                             if HAS_LEFT:
@@ -176,10 +190,13 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                         tlx.barrier_wait(do_full[qb], (n_step // 2) & 1)
                         dp = tlx.async_dot(v_smem[cid], tlx.local_trans(do_smem[qb]))
                         dp = tlx.async_dot_wait(0, dp)
-                        delta = tlx.local_load(delta_smem[qb])
+                        at = n_step % SLOTS
+                        delta = tlx.local_load(delta_smem[at])
                         if ending:
                             tlx.barrier_arrive(v_empty[0])
                         ds = (p * (dp - delta[None, :])).to(DTYPE)
+                        if DELTA:
+                            tlx.barrier_arrive(row_empty[at])
                         dv = tlx.async_dot(p.to(DTYPE), do_smem[qb], dv)
                         side = even * 2
                         side = opaque(side)
@@ -200,8 +217,12 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                         dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]),
                                            tlx.local_slice(k_smem[k_slot + 1], [0, cid * 64], [64, 64]), dq)
                         s = tlx.async_dot_wait(3, s)
-                        lse = tlx.local_load(lse_smem[qb2])
-                        p = _probability(s, lse, scale_log2)
+                        # without a next step any slot of this step's will do: nobody reads P then
+                        at = tl.where(more, (n_step + 1) % SLOTS, at)
+                        if DELTA:  # noqa: SIM102 (one is known to the compiler)
+                            if more:
+                                tlx.barrier_wait(row_full[at], ((n_step + 1) // SLOTS) & 1)
+                        p = _probability(s, tlx.local_load(lse_smem[at]), scale_log2)
                         if HAS_LEFT or HAS_RIGHT:
                             record2 = tiles + tl.where(crossing, after, t) * FIELDS
                             cut = i2 < tl.load(record2 + 7)
@@ -253,12 +274,13 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                     for i in tl.range(0, steps, num_stages=1):
                         m = m_first + i
                         qb = n_step % 2
-                        at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * HALF)
                         tlx.barrier_wait(q_empty[qb], ((n_step // 2) & 1) ^ 1)
-                        tlx.barrier_expect_bytes(q_full[qb], HALF * D * 2 + 2 * HALF * 4)
+                        tlx.barrier_expect_bytes(q_full[qb], HALF * D * 2 + (0 if DELTA else 2 * HALF * 4))
                         load_rows(desc_q, q_smem[qb], q_start, q_len, m * HALF, head_q * D, q_full[qb])
-                        tlx.async_load(at, lse_smem[qb], bulk=True, barrier=q_full[qb])
-                        tlx.async_load(at + HALF, delta_smem[qb], bulk=True, barrier=q_full[qb])
+                        if not DELTA:
+                            at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * HALF)
+                            tlx.async_load(at, lse_smem[qb], bulk=True, barrier=q_full[qb])
+                            tlx.async_load(at + HALF, delta_smem[qb], bulk=True, barrier=q_full[qb])
                         if g + i == 0:
                             tlx.barrier_wait(v_empty[0], (n_v & 1) ^ 1)
                             tlx.barrier_expect_bytes(v_full[0], 2 * HALF * D * 2)

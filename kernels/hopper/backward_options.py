@@ -31,6 +31,7 @@ class HopperBackwardOptions:
         ahead: the next step's scores are computed beside this one's dK and dQ, across tiles too: the kernel of
             `kernels.hopper.backward_ahead`, where all stages are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
+        kernel_delta: delta is computed inside the main kernel, from O read once a step. With ``ahead`` only.
         l2_hints: L2 is told to keep partial dQ, and not what passes once. With ``ahead`` only.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
@@ -45,6 +46,7 @@ class HopperBackwardOptions:
     ds_stages: int = 2
     dk_first: bool = True
     ahead: bool = False
+    kernel_delta: bool = False
     l2_hints: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
@@ -73,7 +75,7 @@ class HopperBackwardOptions:
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
-                 "dk" * self.dk_first, "ahead" * self.ahead, "l2" * self.l2_hints,
+                 "dk" * self.dk_first, "ahead" * self.ahead, "delta" * self.kernel_delta, "l2" * self.l2_hints,
                  f"own{self.owned_blocks}" if self.direct_dq else "add",
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)

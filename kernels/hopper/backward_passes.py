@@ -12,10 +12,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["num_blocks", "shared_at", "shared_blocks", "lse_stride"])
 def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride, row_stride, shared_at, shared_blocks,
-                   BLOCK_M: tl.constexpr, D: tl.constexpr, NEGATE: tl.constexpr = False):
+                   BLOCK_M: tl.constexpr, D: tl.constexpr, NEGATE: tl.constexpr = False,
+                   ROWS: tl.constexpr = True):
     """Writes ``rows [heads, num_blocks, 2, BLOCK_M]``: lse * log2(e) (+inf where P is to be 0), delta = rowsum(O * dO).
 
     NEGATE: both with the other sign, for a kernel whose packed arithmetic can add but not subtract.
+    ROWS off: neither, as the main kernel does it.
     Also zeroes the block of the accumulator that others will add to, and the dq that no other kernel writes.
     """
     block = tl.program_id(0)
@@ -27,14 +29,15 @@ def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride
     inside = row < length
     column = tl.arange(0, D)[None, :]
     at = (start + row).to(tl.int64)[:, None] * row_stride + head * D + column
-    o = tl.load(out + at, mask=inside[:, None], other=0.0).to(tl.float32)  # [BLOCK_M, D]
-    do = tl.load(dout + at, mask=inside[:, None], other=0.0).to(tl.float32)
-    lse2 = tl.load(lse + head.to(tl.int64) * lse_stride + start + row, mask=inside, other=float("inf")) * LOG2_E
-    to = rows + (head * num_blocks + block).to(tl.int64) * (2 * BLOCK_M) + tl.arange(0, BLOCK_M)
-    lse2 = tl.where(lse2 == -float("inf"), float("inf"), lse2)
-    delta = tl.sum(o * do, 1)
-    tl.store(to, -lse2 if NEGATE else lse2)
-    tl.store(to + BLOCK_M, -delta if NEGATE else delta)
+    if ROWS:
+        o = tl.load(out + at, mask=inside[:, None], other=0.0).to(tl.float32)  # [BLOCK_M, D]
+        do = tl.load(dout + at, mask=inside[:, None], other=0.0).to(tl.float32)
+        lse2 = tl.load(lse + head.to(tl.int64) * lse_stride + start + row, mask=inside, other=float("inf")) * LOG2_E
+        to = rows + (head * num_blocks + block).to(tl.int64) * (2 * BLOCK_M) + tl.arange(0, BLOCK_M)
+        lse2 = tl.where(lse2 == -float("inf"), float("inf"), lse2)
+        delta = tl.sum(o * do, 1)
+        tl.store(to, -lse2 if NEGATE else lse2)
+        tl.store(to + BLOCK_M, -delta if NEGATE else delta)
     if untouched != 0:
         at = (q_start + row).to(tl.int64)[:, None] * row_stride + head * D + column
         tl.store(dq + at, tl.zeros([BLOCK_M, D], dq.dtype.element_ty), mask=inside[:, None])

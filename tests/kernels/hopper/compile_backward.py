@@ -30,6 +30,7 @@ VARIANTS = {
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
     "ahead": (Options(ahead=True), {}), "ahead, causal": (Options(ahead=True), {"mask": Mask.make(True)}),
     "ahead, groups": (Options(ahead=True), {"num_heads_q": 8}),
+    "ahead, delta": (Options(ahead=True, kernel_delta=True, l2_hints=True), {}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
@@ -45,11 +46,14 @@ def compile_backward(options, changes):
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
                  scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
     element = "bf16" if case.dtype == torch.bfloat16 else "fp16"
+    types |= {name: kind for name, kind in (("out", f"*{element}"), ("dout", f"*{element}"), ("lse", "*fp32"))
+              if name in names}
     rows = {"q": BLOCK_M[dim], "do": BLOCK_M[dim], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
     for name, count in rows.items():
         types[f"desc_{name}"] = f"tensordesc<{element}[1,1,{count},{64 if name == 'dq' else dim}]>"
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in ("rows", "tiles", "bounds")}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names
+               if types[name].startswith("*") or name == "row_stride"}
     return triton.compile(ASTSource(kernel, types, fixed, aligned), target=HOPPER.target,
                           options={"num_warps": 4, "num_stages": 1})
 

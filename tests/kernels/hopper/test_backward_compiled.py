@@ -9,7 +9,7 @@ from kernels.hopper.options import SMEM_PER_CTA
 
 SCRIPT = Path(__file__).with_name("compile_backward.py")
 SPILLS = {"window": 32, "groups": 8, "D = 64": 16, "D = 64, default": 16, "ahead, causal": 96,
-          "ahead, groups": 16}  # bytes a thread at most; others: none
+          "ahead, groups": 16, "ahead, delta": 96}  # bytes a thread at most; others: none
 
 
 @pytest.fixture(scope="module")

@@ -70,6 +70,7 @@ CASES = {
     "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
     "ahead": (lambda: problem(*CROSS), AHEAD),
     "ahead, all added": (lambda: problem(SELF, SELF), replace(AHEAD, direct_dq=False)),
+    "ahead, delta": (lambda: problem(*CROSS), replace(AHEAD, kernel_delta=True)),
     "ahead, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), AHEAD),
     "ahead, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), AHEAD),
     "ahead, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), AHEAD),
