@@ -13,7 +13,7 @@ two groups of 128.
     buffer       where   blocks         holds
     q_smem       SMEM    2              [128, D], a group's rows
     kv_smem      SMEM    KV_SLOTS       [BLOCK_N, D]: K(0), V(0), K(1), V(1) ... in turn
-    o_smem       SMEM    2              [128, D], staging of the TMA store
+    o_smem       SMEM    2 D / 64       [128, 64], staging of the TMA store
     s, p, o ...  TMEM    2              see tmem.py
 
     barrier      a      completed by                                   waited for by
@@ -45,12 +45,13 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.forward_correction import correct, store
+from kernels.blackwell.forward_correction import HALF, correct, store
 from kernels.blackwell.forward_load import load
 from kernels.blackwell.forward_mma import multiply
 from kernels.blackwell.forward_softmax import soften
-from kernels.blackwell.forward_work import CLC_ROLES, ROWS, Bars, Config, Work
+from kernels.blackwell.forward_work import CLC_ROLES, ROWS, Bars, Config, Work, next_item, no_counts, read_record
 from kernels.blackwell.options import BlackwellForwardOptions
+from kernels.blackwell.primitives import opaque
 from kernels.blackwell.tmem import allocate_forward
 from kernels.hopper.forward import LOG2_E, sm_count, stream_of
 from kernels.hopper.forward_schedule import device_tiles
@@ -77,10 +78,10 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     c: tl.constexpr = Config(BLOCK_N, D, KV_SLOTS, P_SLICES, ALIAS, SKIP_RESCALE, EMULATED, PACKED, PEEL,
-                             EARLY_RELEASE, SKIP_IDLE, SECTIONS, ZIGZAG, CLC, CLC_STAGES, HAS_LEFT, HAS_RIGHT, DTYPE)
+                             EARLY_RELEASE, SKIP_IDLE, SECTIONS, ZIGZAG, CLC, HAS_LEFT, HAS_RIGHT, DTYPE)
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, 2)
     kv_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, KV_SLOTS)
-    o_smem = tlx.local_alloc((ROWS, D), DTYPE, 2)
+    o_smem = tlx.local_alloc((ROWS, HALF), DTYPE, 2 * D // HALF)
     tmem = allocate_forward(c)
     q_full = tlx.alloc_barriers(2)
     q_empty = tlx.alloc_barriers(2)
@@ -97,21 +98,60 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
     o_empty = tlx.alloc_barriers(2)
     bars = Bars(q_full, q_empty, kv_full, kv_empty, s_full, s_empty, p_full, alpha_full, norm_full, o_ready, o_done,
                 o_full, o_empty)
-    work = Work(tiles, tl.load(header + 2) * num_heads, num_heads, group_size, section, row_step, left, right)
+    work = Work(opaque(tl.program_id(0)), opaque(tl.num_programs(0)), tiles, tl.load(header + 2) * num_heads, num_heads,
+                group_size, section, row_step, left, right)
     clc = tlx.clc_create_context(CLC_ROLES, CLC_STAGES) if CLC else q_full  # else not used
 
+    # The loops are all alike; they stand here, as an answer of cluster launch control can't be passed to a function.
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            correct(tmem, o_smem, bars, scale, lse, lse_stride, work, clc, c)
-        with tlx.async_task(num_warps=4, registers=168, replicate=2):
+            item, turn, counts = work.first_item, 0, no_counts()
+            tile = read_record(work, item, c)
+            while item < work.num_items:
+                answer = tlx.clc_consumer(clc, (turn // CLC_STAGES) & 1, k=turn % CLC_STAGES) if CLC else turn
+                after = next_item(turn, answer, work, c)
+                tile_after = read_record(work, after, c)
+                counts = correct(tmem, o_smem, bars, scale, lse, lse_stride, work, item, tile, counts, c)
+                item, turn, tile = after, turn + 1, tile_after
+        with tlx.async_task(num_warps=4, registers=192, replicate=2):
             group: tl.constexpr = tlx.async_task_replica_id()
-            soften(tmem, bars, scale, work, clc, group, c)
+            item, turn, counts = work.first_item, 0, no_counts()
+            tile = read_record(work, item, c)
+            while item < work.num_items:
+                answer = tlx.clc_consumer(clc, (turn // CLC_STAGES) & 1, k=turn % CLC_STAGES) if CLC else turn
+                after = next_item(turn, answer, work, c)
+                tile_after = read_record(work, after, c)
+                counts = soften(tmem, bars, scale, work, item, tile, counts, group, c)
+                item, turn, tile = after, turn + 1, tile_after
         with tlx.async_task(num_warps=1, registers=32):
-            multiply(q_smem, kv_smem, tmem, bars, work, clc, c)
+            item, turn, counts = work.first_item, 0, no_counts()
+            tile = read_record(work, item, c)
+            while item < work.num_items:
+                answer = tlx.clc_consumer(clc, (turn // CLC_STAGES) & 1, k=turn % CLC_STAGES) if CLC else turn
+                after = next_item(turn, answer, work, c)
+                tile_after = read_record(work, after, c)
+                counts = multiply(q_smem, kv_smem, tmem, bars, work, item, tile, counts, c)
+                item, turn, tile = after, turn + 1, tile_after
         with tlx.async_task(num_warps=1, registers=32):
-            load(desc_q, desc_k, desc_v, q_smem, kv_smem, bars, work, clc, c)
+            item, turn, counts = work.first_item, 0, no_counts()
+            tile = read_record(work, item, c)
+            while item < work.num_items:
+                if CLC:
+                    tlx.clc_producer(clc, ((turn // CLC_STAGES) & 1) ^ 1, k=turn % CLC_STAGES)
+                answer = tlx.clc_consumer(clc, (turn // CLC_STAGES) & 1, k=turn % CLC_STAGES) if CLC else turn
+                after = next_item(turn, answer, work, c)
+                tile_after = read_record(work, after, c)
+                counts = load(desc_q, desc_k, desc_v, q_smem, kv_smem, bars, work, item, tile, counts, c)
+                item, turn, tile = after, turn + 1, tile_after
         with tlx.async_task(num_warps=1, registers=32):
-            store(desc_o, o_smem, bars, work, clc, c)
+            item, turn, counts = work.first_item, 0, no_counts()
+            tile = read_record(work, item, c)
+            while item < work.num_items:
+                answer = tlx.clc_consumer(clc, (turn // CLC_STAGES) & 1, k=turn % CLC_STAGES) if CLC else turn
+                after = next_item(turn, answer, work, c)
+                tile_after = read_record(work, after, c)
+                counts = store(desc_o, o_smem, bars, work, item, tile, counts, c)
+                item, turn, tile = after, turn + 1, tile_after
 
 
 def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
@@ -140,7 +180,7 @@ def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.T
     longest = layout_q.max_seqlen + layout_k.max_seqlen
     left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
     launch((ctas, 1), packed_blocks(q, 128, dim), packed_blocks(k, options.block_n, dim),
-           packed_blocks(v, options.block_n, dim), packed_blocks(out, 128, dim), lse, tiles.records, tiles.header,
+           packed_blocks(v, options.block_n, dim), packed_blocks(out, 128, 64), lse, tiles.records, tiles.header,
            heads, problem.group_size, section, row_step, layout_q.total, problem.softmax_scale * LOG2_E, left, right)
     return out, lse
 

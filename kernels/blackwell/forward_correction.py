@@ -4,13 +4,14 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.forward_work import ROWS, blocks_of, next_item, place_tile, read_record
+from kernels.blackwell.forward_work import ROWS, blocks_of, count_tile, place_tile
 from kernels.blackwell.primitives import multiply
 from kernels.blackwell.tmem import get_rows
 from kernels.hopper.ragged import store_rows
 
 LN2 = tl.constexpr(0.6931471805599453)
 SLICE = tl.constexpr(32)  # columns of O that the correction holds at once
+HALF = tl.constexpr(64)  # columns of a block of staged O: 128 bytes, one swizzle pattern, so few addresses
 
 
 @triton.jit
@@ -62,7 +63,8 @@ def _stage(tmem, o_smem, bars, busy, turn, inverse, GROUP: tl.constexpr, c: tl.c
         if c.EARLY_RELEASE and i == c.D // SLICE - 1:
             tlx.barrier_arrive(bars.o_ready[GROUP])
         o = multiply(o, inverse, c.PACKED).to(c.DTYPE)
-        tlx.local_store(tlx.local_slice(o_smem[GROUP], [0, i * SLICE], [ROWS, SLICE]), o)
+        block = o_smem[GROUP * (c.D // HALF) + i * SLICE // HALF]
+        tlx.local_store(tlx.local_slice(block, [0, i * SLICE % HALF], [ROWS, SLICE]), o)
     if not c.EARLY_RELEASE:
         tlx.barrier_arrive(bars.o_ready[GROUP])
     tlx.fence("async_shared")
@@ -74,78 +76,62 @@ def _stage_nothing(o_smem, bars, turn, lse, lse_stride, head, tile, row, GROUP: 
     """O = 0 and LSE = -inf for a group of a sequence without keys."""
     _store_lse(lse, lse_stride, head, tile, row + GROUP * ROWS, tl.full([ROWS], -float("inf"), tl.float32))
     tlx.barrier_wait(bars.o_empty[GROUP], (turn & 1) ^ 1)
-    tlx.local_store(o_smem[GROUP], tl.zeros([ROWS, c.D], c.DTYPE))
+    for i in tl.static_range(c.D // HALF):
+        tlx.local_store(o_smem[GROUP * (c.D // HALF) + i], tl.zeros([ROWS, HALF], c.DTYPE))
     tlx.fence("async_shared")
     tlx.barrier_arrive(bars.o_full[GROUP])
 
 
 @triton.jit
-def correct(tmem, o_smem, bars, scale, lse, lse_stride, work, clc, c: tl.constexpr):
-    """The correction's walk over the items."""
-    item = tl.program_id(0)
-    tile = read_record(work, item, c)
-    turn = 0
-    turn1 = 0  # tiles with rows for group 1
-    busy0 = 0  # of these and of all, those with keys
-    busy1 = 0
-    count0 = 0  # alphas of earlier tiles
-    count1 = 0
-    while item < work.num_items:
-        next_one = next_item(turn, work, clc, c)
-        next_tile = read_record(work, next_one, c)
-        row, head, both = place_tile(work, item, tile, c)
-        _, n, _, _ = blocks_of(work, tile, row, c)
-        if n > 0:
-            for i in tl.range(1, n, num_stages=1):
-                _rescale(tmem, bars, count0 + i - 1, 0, c)
-                if both:
-                    _rescale(tmem, bars, count1 + i - 1, 1, c)
-            inverse0 = _statistics(tmem, bars, busy0, scale, lse, lse_stride, head, tile, row, 0, c)
+def correct(tmem, o_smem, bars, scale, lse, lse_stride, work, item, tile, counts, c: tl.constexpr):
+    """The correction of one tile. Returns the counts after it."""
+    row, head, both = place_tile(work, item, tile, c)
+    _, n, _, _ = blocks_of(work, tile, row, c)
+    if n > 0:
+        alphas0 = counts.steps0 - counts.busy0  # of earlier tiles: none for a tile's first block
+        alphas1 = counts.steps1 - counts.busy1
+        for i in tl.range(1, n, num_stages=1):
+            _rescale(tmem, bars, alphas0 + i - 1, 0, c)
             if both:
-                inverse1 = _statistics(tmem, bars, busy1, scale, lse, lse_stride, head, tile, row, 1, c)
-                _stage(tmem, o_smem, bars, busy0, turn, inverse0, 0, c)
-                _stage(tmem, o_smem, bars, busy1, turn1, inverse1, 1, c)
-                busy1 += 1
-                count1 += n - 1
-            else:
-                _stage(tmem, o_smem, bars, busy0, turn, inverse0, 0, c)
-            busy0 += 1
-            count0 += n - 1
-        else:
-            _stage_nothing(o_smem, bars, turn, lse, lse_stride, head, tile, row, 0, c)
-            if both:
-                _stage_nothing(o_smem, bars, turn1, lse, lse_stride, head, tile, row, 1, c)
+                _rescale(tmem, bars, alphas1 + i - 1, 1, c)
+        inverse0 = _statistics(tmem, bars, counts.busy0, scale, lse, lse_stride, head, tile, row, 0, c)
         if both:
-            turn1 += 1
-        item = next_one
-        tile = next_tile
-        turn += 1
+            inverse1 = _statistics(tmem, bars, counts.busy1, scale, lse, lse_stride, head, tile, row, 1, c)
+            _stage(tmem, o_smem, bars, counts.busy0, counts.tiles0, inverse0, 0, c)
+            _stage(tmem, o_smem, bars, counts.busy1, counts.tiles1, inverse1, 1, c)
+        else:
+            _stage(tmem, o_smem, bars, counts.busy0, counts.tiles0, inverse0, 0, c)
+    else:
+        _stage_nothing(o_smem, bars, counts.tiles0, lse, lse_stride, head, tile, row, 0, c)
+        if both:
+            _stage_nothing(o_smem, bars, counts.tiles1, lse, lse_stride, head, tile, row, 1, c)
+    return count_tile(counts, n, both)
 
 
 @triton.jit
-def store(desc_o, o_smem, bars, work, clc, c: tl.constexpr):
-    """The epilogue warp's walk over the items: staged O goes out by TMA, rows past a sequence's end are dropped."""
-    item = tl.program_id(0)
-    tile = read_record(work, item, c)
-    turn = 0
-    turn1 = 0
-    while item < work.num_items:
-        next_one = next_item(turn, work, clc, c)
-        next_tile = read_record(work, next_one, c)
-        row, head, both = place_tile(work, item, tile, c)
-        tlx.barrier_wait(bars.o_full[0], turn & 1)
-        store_rows(desc_o, o_smem[0], tile.out_start, tile.q_len, row, head * c.D)
-        if both:
-            tlx.barrier_wait(bars.o_full[1], turn1 & 1)
-            store_rows(desc_o, o_smem[1], tile.out_start, tile.q_len, row + ROWS, head * c.D)
-            tlx.async_descriptor_store_wait(1)
-            tlx.barrier_arrive(bars.o_empty[0])
-            tlx.async_descriptor_store_wait(0)
-            tlx.barrier_arrive(bars.o_empty[1])
-            turn1 += 1
-        else:
-            tlx.async_descriptor_store_wait(0)
-            tlx.barrier_arrive(bars.o_empty[0])
-        item = next_one
-        tile = next_tile
-        turn += 1
+def _store(desc_o, o_smem, bars, turn, tile, row, head, GROUP: tl.constexpr, c: tl.constexpr):
+    """Starts the stores of a group's staged O."""
+    tlx.barrier_wait(bars.o_full[GROUP], turn & 1)
+    for i in tl.static_range(c.D // HALF):
+        store_rows(desc_o, o_smem[GROUP * (c.D // HALF) + i], tile.out_start, tile.q_len, row + GROUP * ROWS,
+                   head * c.D + i * HALF)
+
+
+@triton.jit
+def store(desc_o, o_smem, bars, work, item, tile, counts, c: tl.constexpr):
+    """The epilogue of one tile: staged O goes out by TMA, rows past the sequence's end are dropped.
+
+    Returns the counts after it.
+    """
+    row, head, both = place_tile(work, item, tile, c)
+    _store(desc_o, o_smem, bars, counts.tiles0, tile, row, head, 0, c)
+    if both:
+        _store(desc_o, o_smem, bars, counts.tiles1, tile, row, head, 1, c)
+        tlx.async_descriptor_store_wait(c.D // HALF)
+        tlx.barrier_arrive(bars.o_empty[0])
+        tlx.async_descriptor_store_wait(0)
+        tlx.barrier_arrive(bars.o_empty[1])
+    else:
+        tlx.async_descriptor_store_wait(0)
+        tlx.barrier_arrive(bars.o_empty[0])
+    return count_tile(counts, 0, both)

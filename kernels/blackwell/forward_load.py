@@ -1,10 +1,10 @@
-"""The forward's load warp: TMA loads of Q, K and V, tile after tile, as far ahead as the buffers allow."""
+"""The forward's load warp: TMA loads of Q, K and V, as far ahead as the buffers allow."""
 
 import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.forward_work import ROWS, blocks_of, draw_item, next_item, place_tile, read_record
+from kernels.blackwell.forward_work import ROWS, blocks_of, count_tile, place_tile
 from kernels.hopper.ragged import load_rows
 
 
@@ -26,34 +26,22 @@ def _load_kv(desc, kv_smem, bars, count, start, length, row, column, c: tl.const
 
 
 @triton.jit
-def load(desc_q, desc_k, desc_v, q_smem, kv_smem, bars, work, clc, c: tl.constexpr):
-    """Q0, K(0), Q1, V(0), K(1), V(1) ... of each tile; the load warp also draws the items under CLC."""
-    item = tl.program_id(0)
-    tile = read_record(work, item, c)
-    turn = 0
-    busy0 = 0  # tiles with work for group 0, and for group 1
-    busy1 = 0
-    count = 0  # K and V blocks of earlier tiles
-    while item < work.num_items:
-        draw_item(turn, clc, c)
-        row, head, both = place_tile(work, item, tile, c)
-        low, n, _, _ = blocks_of(work, tile, row, c)
-        if n > 0:
-            q_column = head * c.D
-            k_column = (head // work.group_size) * c.D
-            at = (low + n - 1) * c.BLOCK_N
-            _load_q(desc_q, q_smem, bars, busy0, tile.q_start, tile.q_len, row, q_column, 0, c)
-            busy0 += 1
-            _load_kv(desc_k, kv_smem, bars, count, tile.k_start, tile.k_len, at, k_column, c)
-            if both:
-                _load_q(desc_q, q_smem, bars, busy1, tile.q_start, tile.q_len, row, q_column, 1, c)
-                busy1 += 1
-            _load_kv(desc_v, kv_smem, bars, count + 1, tile.k_start, tile.k_len, at, k_column, c)
-            for i in tl.range(1, n, num_stages=1):
-                at -= c.BLOCK_N
-                _load_kv(desc_k, kv_smem, bars, count + 2 * i, tile.k_start, tile.k_len, at, k_column, c)
-                _load_kv(desc_v, kv_smem, bars, count + 2 * i + 1, tile.k_start, tile.k_len, at, k_column, c)
-            count += 2 * n
-        item = next_item(turn, work, clc, c)
-        tile = read_record(work, item, c)
-        turn += 1
+def load(desc_q, desc_k, desc_v, q_smem, kv_smem, bars, work, item, tile, counts, c: tl.constexpr):
+    """Q0, K(0), Q1, V(0), K(1), V(1) ... of one tile. Returns the counts after it."""
+    row, head, both = place_tile(work, item, tile, c)
+    low, n, _, _ = blocks_of(work, tile, row, c)
+    if n > 0:
+        q_column = head * c.D
+        k_column = (head // work.group_size) * c.D
+        at = (low + n - 1) * c.BLOCK_N
+        count = 2 * counts.steps0
+        _load_q(desc_q, q_smem, bars, counts.busy0, tile.q_start, tile.q_len, row, q_column, 0, c)
+        _load_kv(desc_k, kv_smem, bars, count, tile.k_start, tile.k_len, at, k_column, c)
+        if both:
+            _load_q(desc_q, q_smem, bars, counts.busy1, tile.q_start, tile.q_len, row, q_column, 1, c)
+        _load_kv(desc_v, kv_smem, bars, count + 1, tile.k_start, tile.k_len, at, k_column, c)
+        for i in tl.range(1, n, num_stages=1):
+            at -= c.BLOCK_N
+            _load_kv(desc_k, kv_smem, bars, count + 2 * i, tile.k_start, tile.k_len, at, k_column, c)
+            _load_kv(desc_v, kv_smem, bars, count + 2 * i + 1, tile.k_start, tile.k_len, at, k_column, c)
+    return count_tile(counts, n, both)

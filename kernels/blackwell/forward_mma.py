@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.forward_work import blocks_of, next_item, place_tile, read_record
+from kernels.blackwell.forward_work import blocks_of, count_tile, place_tile
 
 
 @triton.jit
@@ -53,58 +53,57 @@ def _begin(bars, busy, GROUP: tl.constexpr):
 
 
 @triton.jit
-def multiply(q_smem, kv_smem, tmem, bars, work, clc, c: tl.constexpr):
-    """The MMA warp's walk over the items."""
-    item = tl.program_id(0)
-    tile = read_record(work, item, c)
-    turn = 0
-    busy0 = 0  # tiles with work for group 0, and for group 1
-    busy1 = 0
-    step0 = 0  # KV blocks of earlier tiles for group 0, and for group 1
-    step1 = 0
-    count = 0  # K and V blocks of earlier tiles
-    while item < work.num_items:
-        next_one = next_item(turn, work, clc, c)
-        next_tile = read_record(work, next_one, c)
-        row, _, both = place_tile(work, item, tile, c)
-        _, n, _, _ = blocks_of(work, tile, row, c)
-        if n > 0:
-            k = _wait_kv(bars, count, c)
-            _begin(bars, busy0, 0)
+def _both_groups(q_smem, kv_smem, tmem, bars, n, counts, c: tl.constexpr):
+    count = 2 * counts.steps0
+    k = _wait_kv(bars, count, c)
+    _begin(bars, counts.busy0, 0)
+    _qk(q_smem, kv_smem, tmem, bars, k, 0, False)
+    _begin(bars, counts.busy1, 1)
+    _qk(q_smem, kv_smem, tmem, bars, k, 1, True)
+    v = _wait_kv(bars, count + 1, c)
+    _pv(kv_smem, tmem, bars, v, counts.steps0, False, 0, False, c)
+    for i in tl.range(1, n, num_stages=1):
+        k = _wait_kv(bars, count + 2 * i, c)
+        _qk(q_smem, kv_smem, tmem, bars, k, 0, False)
+        _pv(kv_smem, tmem, bars, v, counts.steps1 + i - 1, i > 1, 1, True, c)
+        _qk(q_smem, kv_smem, tmem, bars, k, 1, True)
+        v = _wait_kv(bars, count + 2 * i + 1, c)
+        _pv(kv_smem, tmem, bars, v, counts.steps0 + i, True, 0, False, c)
+    tlx.tcgen05_commit(bars.q_empty[0])
+    tlx.tcgen05_commit(bars.q_empty[1])
+    tlx.tcgen05_commit(bars.o_done[0])
+    _pv(kv_smem, tmem, bars, v, counts.steps1 + n - 1, n > 1, 1, True, c)
+    tlx.tcgen05_commit(bars.o_done[1])
+
+
+@triton.jit
+def _one_group(q_smem, kv_smem, tmem, bars, n, counts, c: tl.constexpr):
+    count = 2 * counts.steps0
+    k = _wait_kv(bars, count, c)
+    _begin(bars, counts.busy0, 0)
+    _qk(q_smem, kv_smem, tmem, bars, k, 0, True)
+    for i in tl.range(1, n, num_stages=1):
+        v = _wait_kv(bars, count + 2 * i - 1, c)
+        _pv(kv_smem, tmem, bars, v, counts.steps0 + i - 1, i > 1, 0, True, c)
+        k = _wait_kv(bars, count + 2 * i, c)
+        _qk(q_smem, kv_smem, tmem, bars, k, 0, True)
+    tlx.tcgen05_commit(bars.q_empty[0])
+    v = _wait_kv(bars, count + 2 * n - 1, c)
+    _pv(kv_smem, tmem, bars, v, counts.steps0 + n - 1, n > 1, 0, True, c)
+    tlx.tcgen05_commit(bars.o_done[0])
+
+
+@triton.jit
+def multiply(q_smem, kv_smem, tmem, bars, work, item, tile, counts, c: tl.constexpr):
+    """The matmuls of one tile. Returns the counts after it."""
+    row, _, both = place_tile(work, item, tile, c)
+    _, n, _, _ = blocks_of(work, tile, row, c)
+    if n > 0:
+        if c.SKIP_IDLE:
             if both:
-                _qk(q_smem, kv_smem, tmem, bars, k, 0, False)
-                _begin(bars, busy1, 1)
-                _qk(q_smem, kv_smem, tmem, bars, k, 1, True)
-                v = _wait_kv(bars, count + 1, c)
-                _pv(kv_smem, tmem, bars, v, step0, False, 0, False, c)
-                for i in tl.range(1, n, num_stages=1):
-                    k = _wait_kv(bars, count + 2 * i, c)
-                    _qk(q_smem, kv_smem, tmem, bars, k, 0, False)
-                    _pv(kv_smem, tmem, bars, v, step1 + i - 1, i > 1, 1, True, c)
-                    _qk(q_smem, kv_smem, tmem, bars, k, 1, True)
-                    v = _wait_kv(bars, count + 2 * i + 1, c)
-                    _pv(kv_smem, tmem, bars, v, step0 + i, True, 0, False, c)
-                tlx.tcgen05_commit(bars.q_empty[0])
-                tlx.tcgen05_commit(bars.q_empty[1])
-                tlx.tcgen05_commit(bars.o_done[0])
-                _pv(kv_smem, tmem, bars, v, step1 + n - 1, n > 1, 1, True, c)
-                tlx.tcgen05_commit(bars.o_done[1])
-                busy1 += 1
-                step1 += n
+                _both_groups(q_smem, kv_smem, tmem, bars, n, counts, c)
             else:
-                _qk(q_smem, kv_smem, tmem, bars, k, 0, True)
-                for i in tl.range(1, n, num_stages=1):
-                    v = _wait_kv(bars, count + 2 * i - 1, c)
-                    _pv(kv_smem, tmem, bars, v, step0 + i - 1, i > 1, 0, True, c)
-                    k = _wait_kv(bars, count + 2 * i, c)
-                    _qk(q_smem, kv_smem, tmem, bars, k, 0, True)
-                tlx.tcgen05_commit(bars.q_empty[0])
-                v = _wait_kv(bars, count + 2 * n - 1, c)
-                _pv(kv_smem, tmem, bars, v, step0 + n - 1, n > 1, 0, True, c)
-                tlx.tcgen05_commit(bars.o_done[0])
-            busy0 += 1
-            step0 += n
-            count += 2 * n
-        item = next_one
-        tile = next_tile
-        turn += 1
+                _one_group(q_smem, kv_smem, tmem, bars, n, counts, c)
+        else:
+            _both_groups(q_smem, kv_smem, tmem, bars, n, counts, c)
+    return count_tile(counts, n, both)

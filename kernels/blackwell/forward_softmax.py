@@ -8,33 +8,26 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.forward_work import ROWS, blocks_of, next_item, place_tile, read_record
-from kernels.blackwell.primitives import columns, exp2_on_fma, fma, joined
+from kernels.blackwell.forward_work import ROWS, blocks_of, count_tile, place_tile
+from kernels.blackwell.primitives import columns, exp2_mixed, fma
 from kernels.blackwell.tmem import put_rows
-from kernels.hopper.softmax import mask_scores
 
 KEEP = tl.constexpr(-8.0)  # log2: while the maximum rises by less than 2^8, O keeps its scale
 
 
 @triton.jit
-def _exp2(x, MASKED: tl.constexpr, c: tl.constexpr):
-    """``2^x``. EMULATED of every 16 columns go to the FMA units, but not behind a mask: they know no -inf."""
-    if MASKED or c.EMULATED == 0:
-        return tl.math.exp2(x)
-    else:
-        parts = columns(x, x.shape[1] // c.EMULATED)
-        done = ()
-        for i in tl.static_range(len(parts)):
-            if i % (16 // c.EMULATED) == 0:
-                done = done + (exp2_on_fma(parts[i], c.PACKED),)  # noqa: RUF005 (Triton knows no star)
-            else:
-                done = done + (tl.math.exp2(parts[i]),)  # noqa: RUF005 (Triton knows no star)
-        return joined(done)
+def _masked(s, low, high, column, c: tl.constexpr):
+    """Scores of keys ``column ...`` with -inf where row ``i`` does not see key ``j``: unless low[i] <= j < high[i]."""
+    cols = tl.arange(0, c.BLOCK_N)[None, :]
+    s = tl.where(cols < (high - column)[:, None], s, -float("inf"))
+    if c.HAS_LEFT:
+        s = tl.where(cols >= (low - column)[:, None], s, -float("inf"))
+    return s
 
 
 @triton.jit
-def _step(tmem, bars, count, m, norm, scale, row, column, shift, k_len, work, FIRST: tl.constexpr,
-          MASKED: tl.constexpr, GROUP: tl.constexpr, c: tl.constexpr):
+def _step(tmem, bars, count, m, norm, scale, low, high, column, FIRST: tl.constexpr, MASKED: tl.constexpr,
+          GROUP: tl.constexpr, c: tl.constexpr):
     """One block, the group's ``count``-th. Returns ``(m, norm)``.
 
     ``m`` is the maximum of the scores before the scale. With SKIP_RESCALE it is the one that O is scaled by, up to
@@ -43,7 +36,7 @@ def _step(tmem, bars, count, m, norm, scale, row, column, shift, k_len, work, FI
     tlx.barrier_wait(bars.s_full[GROUP], count & 1)
     s = tlx.local_load(tmem.s[GROUP])  # [128, BLOCK_N]
     if MASKED:
-        s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
+        s = _masked(s, low, high, column, c)
     m_new = tl.max(s, 1)
     if not FIRST:
         m_new = tl.maximum(m, m_new)
@@ -63,59 +56,54 @@ def _step(tmem, bars, count, m, norm, scale, row, column, shift, k_len, work, FI
         norm = norm * alpha
     s = fma(s, scale, -(origin * scale)[:, None], c.PACKED)
     parts = columns(s, c.P_SLICES)
-    done = ()
     for i in tl.static_range(c.P_SLICES):
-        p = _exp2(parts[i], MASKED, c)
+        p = exp2_mixed(parts[i], 0 if MASKED else c.EMULATED, c.PACKED)  # what is emulated knows no -inf
         tlx.local_store(tmem.p[GROUP * c.P_SLICES + i], p.to(c.DTYPE))
         tlx.barrier_arrive(bars.p_full[GROUP * c.P_SLICES + i])
-        done = done + (p,)  # noqa: RUF005 (Triton knows no star)
-    total = tl.sum(joined(done), 1)
-    return m_new, total if FIRST else norm + total
+        if i == 0 and FIRST:
+            norm = tl.sum(p, 1)
+        else:
+            norm += tl.sum(p, 1)
+    return m_new, norm
 
 
 @triton.jit
-def soften(tmem, bars, scale, work, clc, GROUP: tl.constexpr, c: tl.constexpr):
-    """One group's walk over the items."""
-    rows = tl.arange(0, ROWS) + GROUP * ROWS
-    cols = tl.arange(0, c.BLOCK_N)
-    item = tl.program_id(0)
-    tile = read_record(work, item, c)
-    turn = 0
-    count = 0  # KV blocks of earlier tiles
-    while item < work.num_items:
-        next_one = next_item(turn, work, clc, c)
-        next_tile = read_record(work, next_one, c)
-        row, _, both = place_tile(work, item, tile, c)
-        low, n, head, tail = blocks_of(work, tile, row, c)
-        if GROUP == 1:
-            n = tl.where(both, n, 0)
-        if n > 0:
-            shift = tile.k_len - tile.q_len
-            r = row + rows
-            top = low + n - 1
-            zero = tl.zeros([ROWS], tl.float32)
-            m, norm = _step(tmem, bars, count, zero, zero, scale, r, top * c.BLOCK_N + cols, shift, tile.k_len, work,
-                            True, True, GROUP, c)
-            if not c.PEEL:
-                for i in tl.range(1, n, num_stages=1):
-                    m, norm = _step(tmem, bars, count + i, m, norm, scale, r, (top - i) * c.BLOCK_N + cols, shift,
-                                    tile.k_len, work, False, True, GROUP, c)
-            else:
-                if c.HAS_RIGHT:
-                    for i in tl.range(1, head, num_stages=1):
-                        m, norm = _step(tmem, bars, count + i, m, norm, scale, r, (top - i) * c.BLOCK_N + cols, shift,
-                                        tile.k_len, work, False, True, GROUP, c)
-                for i in tl.range(head, n - tail, num_stages=1):
-                    m, norm = _step(tmem, bars, count + i, m, norm, scale, r, cols, shift, tile.k_len, work, False,
-                                    False, GROUP, c)
-                if c.HAS_LEFT:
-                    for i in tl.range(n - tail, n, num_stages=1):
-                        m, norm = _step(tmem, bars, count + i, m, norm, scale, r, (top - i) * c.BLOCK_N + cols, shift,
-                                        tile.k_len, work, False, True, GROUP, c)
-            put_rows(tmem.norm[GROUP], norm, c)
-            put_rows(tmem.top[GROUP], m, c)
-            tlx.barrier_arrive(bars.norm_full[GROUP])
-            count += n
-        item = next_one
-        tile = next_tile
-        turn += 1
+def soften(tmem, bars, scale, work, item, tile, counts, GROUP: tl.constexpr, c: tl.constexpr):
+    """One group's softmax of one tile. Returns the counts after it."""
+    row, _, both = place_tile(work, item, tile, c)
+    first, n, head, tail = blocks_of(work, tile, row, c)
+    count = counts.steps0
+    steps = n
+    if GROUP == 1:
+        count = counts.steps1
+        steps = tl.where(both, n, 0)
+    if steps > 0:
+        at = row + GROUP * ROWS + tl.arange(0, ROWS) + (tile.k_len - tile.q_len)  # the key where a row stands
+        high = at * 0 + tile.k_len
+        low = at
+        if c.HAS_RIGHT:
+            high = tl.minimum(high, at + work.right + 1)
+        if c.HAS_LEFT:
+            low = at - work.left
+        top = (first + n - 1) * c.BLOCK_N
+        zero = tl.zeros([ROWS], tl.float32)
+        m, norm = _step(tmem, bars, count, zero, zero, scale, low, high, top, True, True, GROUP, c)
+        if not c.PEEL:
+            for i in tl.range(1, n, num_stages=1):
+                m, norm = _step(tmem, bars, count + i, m, norm, scale, low, high, top - i * c.BLOCK_N, False, True,
+                                GROUP, c)
+        else:
+            if c.HAS_RIGHT:
+                for i in tl.range(1, head, num_stages=1):
+                    m, norm = _step(tmem, bars, count + i, m, norm, scale, low, high, top - i * c.BLOCK_N, False, True,
+                                    GROUP, c)
+            for i in tl.range(head, n - tail, num_stages=1):
+                m, norm = _step(tmem, bars, count + i, m, norm, scale, low, high, 0, False, False, GROUP, c)
+            if c.HAS_LEFT:
+                for i in tl.range(n - tail, n, num_stages=1):
+                    m, norm = _step(tmem, bars, count + i, m, norm, scale, low, high, top - i * c.BLOCK_N, False, True,
+                                    GROUP, c)
+        put_rows(tmem.norm[GROUP], norm, c)
+        put_rows(tmem.top[GROUP], m, c)
+        tlx.barrier_arrive(bars.norm_full[GROUP])
+    return count_tile(counts, n, both)

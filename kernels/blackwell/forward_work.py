@@ -13,7 +13,7 @@ import triton.language.extra.tlx as tlx
 from kernels.hopper.work import dealt_item, kv_range, place, record_of
 
 ROWS = tl.constexpr(128)  # query rows of a group: tcgen05's M
-CLC_ROLES = tl.constexpr(6)  # tasks that read each answer of cluster launch control, replicas apart
+CLC_ROLES = tl.constexpr(6)  # tasks that read each answer of cluster launch control
 
 
 class Config(NamedTuple):
@@ -33,7 +33,6 @@ class Config(NamedTuple):
     SECTIONS: tl.constexpr
     ZIGZAG: tl.constexpr
     CLC: tl.constexpr
-    CLC_STAGES: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     DTYPE: tl.constexpr
@@ -58,8 +57,14 @@ class Bars(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Runtime arguments that describe the items; see `kernels.hopper.work`."""
+    """What describes the items; see `kernels.hopper.work`.
 
+    ``first_item`` and ``workers`` are the CTA's index and the number of CTAs: here, rather than asked for where
+    they are needed, so that every role gets its own copy: ptxas spills values that all roles share.
+    """
+
+    first_item: tl.tensor
+    workers: tl.tensor
     tiles: tl.tensor
     num_items: tl.tensor
     num_heads: tl.tensor
@@ -68,6 +73,20 @@ class Work(NamedTuple):
     row_step: tl.tensor
     left: tl.tensor
     right: tl.tensor
+
+
+class Counts(NamedTuple):
+    """How far a role is, over all of its tiles: what tells barriers' phases and ring slots.
+
+    ``tiles``: tiles in which a group has rows; ``busy``: of these, those with keys; ``steps``: KV blocks of these.
+    """
+
+    tiles0: tl.tensor
+    tiles1: tl.tensor
+    busy0: tl.tensor
+    busy1: tl.tensor
+    steps0: tl.tensor
+    steps1: tl.tensor
 
 
 class Record(NamedTuple):
@@ -97,31 +116,38 @@ def read_record(work, item, c: tl.constexpr):
 
 
 @triton.jit
-def next_item(turn, work, clc, c: tl.constexpr):
-    """The item after a role's ``turn``-th; ``num_items`` or more at the end."""
+def next_item(turn, answer, work, c: tl.constexpr):
+    """The item after a role's ``turn``-th; ``num_items`` or more at the end. ``answer``: that of CLC, -1 at the end."""
     if c.CLC:
-        item = tlx.clc_consumer(clc, (turn // c.CLC_STAGES) & 1, k=turn % c.CLC_STAGES)
-        item = tl.where(item < 0, work.num_items, item)
+        item = tl.where(answer < 0, work.num_items, answer)
     else:
-        item = dealt_item(turn + 1, tl.program_id(0), tl.num_programs(0), c.ZIGZAG)
+        item = dealt_item(turn + 1, work.first_item, work.workers, c.ZIGZAG)
     return item
-
-
-@triton.jit
-def draw_item(turn, clc, c: tl.constexpr):
-    """One role: ask for the item that `next_item` returns at this turn."""
-    if c.CLC:
-        tlx.clc_producer(clc, ((turn // c.CLC_STAGES) & 1) ^ 1, k=turn % c.CLC_STAGES)
 
 
 @triton.jit
 def place_tile(work, item, tile, c: tl.constexpr):
     """``(row, head, both)`` of an item: first row, query head, whether the second group has rows too."""
     row, head = place(work, item, (tile.row, tile.run_first, tile.run_len), c.SECTIONS)
-    both = True
+    both = tile.q_len > 0  # of every tile
     if c.SKIP_IDLE:
         both = tile.q_len - row > ROWS
     return row, head, both
+
+
+@triton.jit
+def no_counts():
+    """At a role's start."""
+    return Counts(0, 0, 0, 0, 0, 0)
+
+
+@triton.jit
+def count_tile(counts, n, both):
+    """After a tile of ``n`` KV blocks, in which group 1 has rows if ``both``."""
+    one = tl.where(both, 1, 0)
+    busy = tl.where(n > 0, 1, 0)
+    return Counts(counts.tiles0 + 1, counts.tiles1 + one, counts.busy0 + busy, counts.busy1 + busy * one,
+                  counts.steps0 + n, counts.steps1 + n * one)
 
 
 @triton.jit

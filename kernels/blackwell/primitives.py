@@ -9,6 +9,12 @@ _ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds an fp32 to an 
 
 
 @triton.jit
+def opaque(x):
+    """An int32 scalar as a value of its own, which the compiler can neither compute again nor share."""
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def fma(a, b, c, PACKED: tl.constexpr):
     """``a * b + c`` elementwise on fp32; PACKED: two elements an instruction (FFMA2)."""
     if PACKED:
@@ -61,3 +67,19 @@ def exp2_on_fma(x, PACKED: tl.constexpr):
     y = fma(rest, y, 0.99992807, PACKED)
     bits = y.to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def exp2_mixed(x, EMULATED: tl.constexpr, PACKED: tl.constexpr):
+    """``2^x`` of ``[M, N]``: of every 16 columns the first EMULATED (even) by `exp2_on_fma`, the others by MUFU."""
+    if EMULATED == 0:
+        return tl.math.exp2(x)
+    elif x.shape[1] <= EMULATED:
+        return exp2_on_fma(x, PACKED)
+    else:
+        a, b = columns(x, 2)
+        if x.shape[1] > 16:
+            return joined((exp2_mixed(a, EMULATED, PACKED), exp2_mixed(b, EMULATED, PACKED)))
+        else:
+            return joined((exp2_mixed(a, EMULATED, PACKED),
+                           exp2_mixed(b, max(EMULATED - x.shape[1] // 2, 0), PACKED)))
