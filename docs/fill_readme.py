@@ -1,8 +1,9 @@
-"""Fills README.md's headline table from the committed records, so that no figure in it is typed by hand.
+"""Fills README.md's headline from the committed records, so that no figure in it is typed by hand.
 
     python docs/fill_readme.py
 
-The table stands between ``<!-- headline of CSV -->`` and ``<!-- end -->``; CSV is a path from the repository's root.
+It is a table, then where JFA is the slower one and what the run lacks. It stands between ``<!-- headline of CSV -->``
+and ``<!-- end -->``; CSV is a path from the repository's root.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pandas as pd
 
 from harness.headline import mean_speedups
 from harness.plot_parts import caption
-from harness.records import read_records
+from harness.report.run_data import RunData, not_run, read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -25,11 +26,12 @@ DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
 
 def filled(text: str) -> str:
     """The README with its table as the records have it."""
-    return TABLE.sub(lambda match: match[1] + headline(read_records(ROOT / match[2])) + match[3], text)
+    return TABLE.sub(lambda match: match[1] + headline(read_run(ROOT / match[2])) + match[3], text)
 
 
-def headline(records: pd.DataFrame) -> str:
-    """Markdown: the measurement's label, then a line per case, TFLOP/s in kernel scope, and means of both scopes."""
+def headline(run: RunData) -> str:
+    """Markdown: the measurement's label; TFLOP/s by case, kernel scope; means of both scopes; what is slower, or lacks."""
+    records = run.records
     rows = records[(records["scope"] == "kernel") & records["backend"].isin([OURS, RIVAL])]
     heads = [f"{name}: JFA | FA4 | JFA / FA4" for name in DIRECTIONS.values()]
     lines = [caption(rows) + " TFLOP/s of useful work.", "",
@@ -39,7 +41,26 @@ def headline(records: pd.DataFrame) -> str:
         lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
     lines.append(_means("geometric mean", rows))
     lines.append(_means("the same in operation scope", records[records["scope"] == "operation"]))
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", _slower(rows), *_missing(run), ""])
+
+
+def _slower(rows: pd.DataFrame) -> str:
+    """Where the interval of our speed-up lies below 1, worst first."""
+    ours = rows[(rows["backend"] == OURS) & (rows["speedup_vs_fa4_ci_high"] < 1)].sort_values("speedup_vs_fa4")
+    said = [f"{name} {', '.join(f'`{row.case}` ({row.speedup_vs_fa4:.2f}x)' for row in found.itertuples())}"
+            for direction, name in DIRECTIONS.items() if len(found := ours[ours["direction"] == direction])]
+    return f"Slower than FA4 beyond the interval: {'; '.join(said) or 'no row'}."
+
+
+def _missing(run: RunData) -> list[str]:
+    """What the run's config asks for and the run lacks."""
+    lacking = not_run(run)
+    backends = len(run.facts["config"]["backends"]) if run.facts else 0
+    said = []
+    for case, found in lacking.groupby("case", sort=False):
+        who = "all backends" if len(found) == backends else ", ".join(found["backend"])
+        said.append(f"`{case}` ({who})")
+    return ["", f"Not in this run: {', '.join(said)}."] if said else []
 
 
 def _means(label: str, rows: pd.DataFrame) -> str:
