@@ -8,7 +8,7 @@ BIN     := $(VENV)/bin
 OUT     ?= dist/bundle
 RUN     ?= results/baselines/nvidia-h200/gem.csv
 
-.PHONY: help setup bench test check format doctor report notebooks refresh bundle env clean
+.PHONY: help setup bench test check format doctor gate report notebooks refresh bundle env clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -29,6 +29,10 @@ check: setup ## lint, types and import directions; edits nothing
 
 format: setup ## lint fixes that are safe
 	@$(BIN)/ruff check --fix .
+
+gate: setup ## the regression gate: on a GPU configs/gate.yaml against the baseline, without one compiled kernels (GATE_ARGS=...)
+	@FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED=1 $(BIN)/harness gate \
+	    $(if $(filter gpu,$(FLAVOUR)),configs/gate.yaml --rerun 4,--static) $(GATE_ARGS)
 
 doctor: setup ## which backends can run here, and why the others can't
 	@$(BIN)/harness doctor

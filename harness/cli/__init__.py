@@ -9,10 +9,13 @@ from harness.cli.base import app, main
 from harness.cli import run_commands
 from harness.cli import plot_commands
 from harness.cli import report_command
+from harness.cli import gate_commands
+from harness.cli import compare_command
 from harness.cli import simulate_command
 from harness.cli import xray_command
 # isort: on
 
 __all__ = [
-    "app", "main", "plot_commands", "report_command", "run_commands", "simulate_command", "xray_command",
+    "app", "compare_command", "gate_commands", "main", "plot_commands", "report_command", "run_commands",
+    "simulate_command", "xray_command",
 ]

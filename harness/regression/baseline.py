@@ -27,9 +27,9 @@ def slug(gpu: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unnamed"
 
 
-def default_baseline(run: Run, root: Path = BASELINES) -> Path:
-    """Where the baseline of a run's config on its GPU is kept."""
-    return root / slug(run.gpu) / run.csv.name
+def default_baseline(gpu: str, config: str, root: Path = BASELINES) -> Path:
+    """Where the baseline of a config, by its name, is kept for a GPU."""
+    return root / slug(gpu) / f"{config}.csv"
 
 
 def manifest_path(baseline: Path) -> Path:
@@ -37,14 +37,21 @@ def manifest_path(baseline: Path) -> Path:
     return baseline.with_suffix(".baseline.json")
 
 
+def demand_baseline(path: Path | None, config: str, root: Path = BASELINES) -> None:
+    """Raises `UserError` if ``path``, or any GPU's baseline of the config, isn't there: worth knowing before a run."""
+    if not path and not list(root.glob(f"*/{config}.csv")):
+        path = root / "<gpu>" / f"{config}.csv"
+    if path and not path.is_file():
+        raise UserError(f"{path}: no such file, so there is no baseline; make one with "
+                        f"harness baseline update RUN.csv --baseline {path} --note WHY")
+
+
 def load_baseline(path: Path) -> tuple[Run, Noise, list[str]]:
     """The baseline's run, its noise, and what is to be said of them.
 
     Raises `UserError` without the file, `Refused` for files that were changed since `update` or `seal` wrote them.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file, so there is no baseline; make one with "
-                        f"harness baseline update RUN.csv --baseline {path} --note WHY")
+    demand_baseline(path, path.stem)
     notes = _check_digests(path)
     noise = read_noise(noise_path(path)) if noise_path(path).is_file() else Noise()
     return load_run(path), noise, notes

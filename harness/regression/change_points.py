@@ -10,8 +10,8 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 MIN_POINTS = 3  # of a level
-PENALTY = 4.0  # of a step, in units of ln(n) times the noise's variance; BIC's is 2 for a mean and a place
-SMALLEST_STEP = 0.01  # of logarithms: noise is never taken to be less than a third of it
+PENALTY = 6.0  # of a step, in units of ln(n) times the noise's variance; BIC's is 2 for a mean and a place
+SMALLEST_NOISE = 0.01  # of logarithms: a series of few points may look steadier than it is
 
 
 def change_points(values: np.ndarray) -> list[int]:
@@ -23,7 +23,7 @@ def change_points(values: np.ndarray) -> list[int]:
     n = len(values)
     if n < 2 * MIN_POINTS:
         return []
-    noise = max(float(np.median(np.abs(np.diff(values)))) / (0.6745 * np.sqrt(2)), SMALLEST_STEP / 3)
+    noise = max(float(np.median(np.abs(np.diff(values)))) / (0.6745 * np.sqrt(2)), SMALLEST_NOISE)
     values = median_filter(values, size=3, mode="nearest")
     sums, squares = (np.concatenate([[0.0], np.cumsum(values**power)]) for power in (1, 2))
 

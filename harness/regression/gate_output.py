@@ -55,21 +55,20 @@ def _order(result: GateResult) -> list[GateRow]:
 def gate_table(result: GateResult) -> Table:
     """A line a row, in the baseline's order."""
     table = new_table(f"Against {result.baseline.csv}", row="left", verdict="left", before="right", now="right",
-                      change="right", **{"95 %": "right"}, threshold="right", why="left")
+                      why="left")
     for row in result.rows:
-        table.add_row(row.label, Text(row.verdict.value, style=STYLES[row.verdict]), *_figures(row), row.reason)
+        table.add_row(row.label, Text(row.verdict.value, style=STYLES[row.verdict]), *_before_and_now(row), row.reason)
     return table
 
 
-def _figures(row: GateRow) -> list[str]:
-    """Before, now, change, interval and threshold of the measure that decided."""
+def _before_and_now(row: GateRow) -> tuple[str, str]:
+    """Of the measure that decided: a speed-up, or a share of the floor."""
     if not row.measures:
-        return [""] * 5
+        return "", ""
     which, judged = next(iter(row.measures.items()))
-    low, high = judged.change.interval
-    unit = "x" if which is Measure.SPEEDUP else " of floor"
-    return [f"{judged.before:.3f}{unit}", f"{judged.now:.3f}{unit}", f"{judged.ratio - 1:+.1%}",
-            f"{low - 1:+.1%} to {high - 1:+.1%}", f"{1 - math.exp(-judged.change.threshold):.1%}"]
+    if which is Measure.SPEEDUP:
+        return f"{judged.before:.3f}x", f"{judged.now:.3f}x"
+    return f"{judged.before:.1%}", f"{judged.now:.1%}"
 
 
 def markdown(report: Report) -> str:
@@ -88,12 +87,11 @@ def _gate_markdown(result: GateResult) -> str:
     lines = [f"## {headline(result)}", "",
              f"`{run.run_id}` (commit {_commit(run.values('commit'))}) against `{baseline.run_id}` (commit "
              f"{_commit(baseline.values('commit'))}), both measured on {run.gpu}. `x` is the speed-up over FA4 in the "
-             "same run.", "",
-             "| row | verdict | before | now | change | 95 % interval | threshold | why |",
-             "|---|---|---:|---:|---:|---:|---:|---|"]
+             "same run, `%` the share of the floor.", "",
+             "| row | verdict | before | now | why |", "|---|---|---:|---:|---|"]
     for row in _order(result):
         mark = f"**{row.verdict.value}**" if row.verdict is not Verdict.SAME else row.verdict.value
-        lines.append(f"| {' | '.join(map(_cell, [row.label, mark, *_figures(row), row.reason]))} |")
+        lines.append(f"| {' | '.join(map(_cell, [row.label, mark, *_before_and_now(row), row.reason]))} |")
     lines += ["", *(f"- {_cell(note)}" for note in result.notes)]
     return "\n".join(lines).rstrip() + "\n"
 

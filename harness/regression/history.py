@@ -151,7 +151,7 @@ def draw_history(rows: Sequence[HistoryRow], out: Path, column: str = "tflops") 
             axis.set_title(f"{case} {direction}", loc="left", fontsize=9, fontweight="bold")
             axis.set_xlim(-0.5, len(runs) - 0.5)
             axis.set_xticks(range(len(runs)), labels, rotation=60, fontsize=6.5)
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(0, 1.12 * float(found[column].max()))
             axis.grid(axis="y")
         for axis in axes[len(panels):]:
             axis.set_visible(False)
