@@ -30,7 +30,7 @@ def filled(text: str) -> str:
 
 
 def headline(run: RunData) -> str:
-    """Markdown: the measurement's label; TFLOP/s by case, kernel scope; means of both scopes; what is slower, or lacks."""
+    """Markdown: the measurement's label; TFLOP/s by case, kernel scope; means of both scopes."""
     records = run.records
     rows = records[(records["scope"] == "kernel") & records["backend"].isin([OURS, RIVAL])]
     heads = [f"{name}: JFA | FA4 | JFA / FA4" for name in DIRECTIONS.values()]
