@@ -33,7 +33,7 @@ def xray_command(
     backend: Annotated[str, typer.Option(
         "--backend", metavar="NAMES", help="jfa, fa4 or both, separated by a comma.")] = "jfa,fa4",
     config: Annotated[list[str] | None, typer.Option(
-        "--config", metavar="NAME", help="Only this configuration or shape; may be repeated.")] = None,
+        "--config", metavar="NAME", help="Only this configuration, shape or SHAPE/CONFIGURATION.")] = None,
     options: Annotated[str | None, typer.Option(
         "--options", metavar="YAML", help="Switches by direction to compile instead of the configurations.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Of this project's kernels only the reduced set.")] = False,

@@ -49,9 +49,9 @@ class Job:
         return cls(**values, config=OfflineConfig(**{**config, "shape": Shape(**config["shape"])}))
 
     @property
-    def names(self) -> tuple[str, str]:
-        """What it can be picked by: the configuration's name, and the shape."""
-        return (self.config.name, str(self.config.shape))
+    def names(self) -> tuple[str, str, str]:
+        """What it can be picked by: the configuration's name, the shape, and both, such as ``bwd-d64-full/pair``."""
+        return (self.config.name, str(self.config.shape), f"{self.config.shape}/{self.config.name}")
 
     def failed(self, status: Status, message: str) -> XrayRow:
         """The row of a job that brought none."""
@@ -63,7 +63,7 @@ def plan(arch: str, backends: Sequence[str], names: Sequence[str] = (), quick: b
          options: Mapping[str, Mapping[str, Any]] | None = None) -> list[Job]:
     """The jobs for an architecture: the implementations' configurations, and FA4 in shapes of its own.
 
-    ``names`` picks configurations or shapes by name (all if empty), ``quick`` the reduced set of ours. With ``options``
+    ``names`` picks jobs by one of their names (all if empty), ``quick`` the reduced set of ours. With ``options``
     (switches by direction, as in a config) ours are instead one configuration of these in each shape of the direction.
     Raises `UserError` for an unknown architecture, backend, name or direction, and where nothing is left.
     """
