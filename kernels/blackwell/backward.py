@@ -11,7 +11,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.blackwell.backward_kernel import jagged_backward
 from kernels.blackwell.backward_options import SCHEDULES, BlackwellBackwardOptions, select
-from kernels.blackwell.backward_reduce import COLUMNS
 from kernels.blackwell.backward_walk import BLOCK_N
 from kernels.hopper import backward_schedule
 from kernels.hopper.backward_options import HopperBackwardOptions
@@ -83,25 +82,41 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
 def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool, plan: _Plan, q: torch.Tensor,
             k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
             rows: torch.Tensor, acc: torch.Tensor) -> None:
-    dim, mask, block_m, block_n = problem.head_dim, problem.mask, options.block_m, BLOCK_N.value
-    columns = COLUMNS.value
-    jagged_backward[(len(plan.bounds) - 1,)](
-        packed_blocks(q, block_m, dim).checked(), packed_blocks(dout, block_m, dim).checked(),
-        packed_blocks(k, block_n, dim).checked(), packed_blocks(v, block_n, dim).checked(),
-        packed_blocks(dq, block_m, columns).checked(), packed_blocks(dk, block_n, 64).checked(),
-        packed_blocks(dv, block_n, 64).checked(), TensorDescriptor.from_tensor(acc, [block_m, columns]), dk, dv, rows,
+    dim, mask, ctas = problem.head_dim, problem.mask, options.ctas
+    block_m, block_n, columns = options.block_m, BLOCK_N.value, dq_columns(options)
+    jagged_backward[(ctas * (len(plan.bounds) - 1),)](
+        _blocks(q, block_m, dim // ctas), _blocks(dout, block_m, dim // ctas), _blocks(k, block_n, dim),
+        _blocks(v, block_n, dim), _blocks(q, block_m // ctas, dim), _blocks(dout, block_m // ctas, dim),
+        _blocks(k, block_n * ctas, dim // ctas), _blocks(dq, block_m // ctas, columns), _blocks(dk, block_n, 64),
+        _blocks(dv, block_n, 64), TensorDescriptor.from_tensor(acc, [block_m // ctas, columns]), dk, dv, rows,
         plan.tiles, plan.bounds, len(plan.blocks), dk.stride(0), problem.softmax_scale * math.log2(math.e),
         problem.softmax_scale, mask.left or 0, mask.right or 0,
-        **kernel_constants(problem, options, clc), num_warps=8, num_stages=1)
+        **kernel_constants(problem, options, clc), **launch_options(options))
+
+
+def _blocks(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    return packed_blocks(x, rows, columns).checked()
+
+
+def dq_columns(options: BlackwellBackwardOptions) -> int:
+    """Columns of dQ that are staged at a time; a pair's CTA stages as many of each half."""
+    return 16 if options.pair else 32
 
 
 def kernel_constants(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool) -> dict[str, int | bool]:
     """The main kernel's compile-time constants."""
     return {"GROUP": problem.group_size, "BLOCK_M": options.block_m, "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
-            "STAGES": options.dq_stages, "RELEASE": options.early_release, "PEEL": options.peel,
-            "WARP_BAR": options.warp_barriers, "PACKED": options.packed, "CLC": clc,
-            "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None}
+            "STAGES": options.dq_stages, "COLUMNS": dq_columns(options), "RELEASE": options.early_release,
+            "PEEL": options.peel, "WARP_BAR": options.warp_barriers, "PACKED": options.packed, "CLC": clc,
+            "PAIR": options.pair, "HAS_LEFT": problem.mask.left is not None,
+            "HAS_RIGHT": problem.mask.right is not None}
+
+
+def launch_options(options: BlackwellBackwardOptions) -> dict[str, int | tuple[int, int, int]]:
+    """Compiler options; ``num_warps`` is of the compute role."""
+    cluster: dict[str, int | tuple[int, int, int]] = {"ctas_per_cga": (2, 1, 1)} if options.pair else {}
+    return {"num_warps": 8, "num_stages": 1, **cluster}
 
 
 def _options(problem: JaggedProblem, order: str, options: object | None) -> BlackwellBackwardOptions:
@@ -131,7 +146,8 @@ def _plan(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str,
     def build() -> _Plan:
         dealing = HopperBackwardOptions(direct_dq=options.direct_dq, owned_blocks=0)
         made = backward_schedule.build(problem, dealing, "sorted" if order == "clc" else order,
-                                       _EVERY_TILE if order == "clc" else programs, options.block_m, BLOCK_N.value)
+                                       _EVERY_TILE if order == "clc" else programs // options.ctas, options.block_m,
+                                       BLOCK_N.value * options.ctas)
         if problem.broadcast_q and not options.broadcast_sums:
             made = _added(made, problem)
         tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])

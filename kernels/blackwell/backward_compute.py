@@ -4,78 +4,110 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.blackwell.backward_mask import masked
 from kernels.blackwell.backward_walk import (
+    BILLION,
     BLOCK,
     BLOCK_N,
     CUT_END,
     CUT_FROM,
+    DP_READ,
     FIELDS,
+    HALF,
     HEAD,
     K_LEN,
     K_ROW,
     K_START,
-    Q_LEN,
+    S_READ,
     STEPS,
-    first_tile,
-    next_tile,
+    THREADS,
 )
 from kernels.blackwell.primitives import fma
-from kernels.hopper.ragged import store_rows
 
-THREADS = tl.constexpr(256)
 ZEROS = tl.constexpr(16)  # rows
-S_READ = tl.constexpr(10)  # named barriers: every warp has read S, or dP
-DP_READ = tl.constexpr(11)
 
 
 @triton.jit
-def _masked(p, row, k_row, record, work, c: tl.constexpr):
-    """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key."""
-    k_len = tl.load(record + K_LEN)
-    key = k_row + tl.arange(0, BLOCK_N)
-    visible = key[:, None] < k_len
-    if c.HAS_LEFT or c.HAS_RIGHT:  # where the queries stand among the keys
-        at = row + k_len - tl.load(record + Q_LEN) + tl.arange(0, c.BLOCK_M)
-        if c.HAS_RIGHT:
-            visible &= key[:, None] <= (at + work.right)[None, :]
-        if c.HAS_LEFT:
-            visible &= key[:, None] >= (at - work.left)[None, :]
-    return tl.where(visible, p, 0.0)
-
-
-@triton.jit
-def _step(n, row, cut, k_row, record, work, buf, bar, c: tl.constexpr):
-    """One block of Q; ``cut``: it needs the mask (a constexpr where the loop is peeled)."""
-    rb = n % 2
-    tlx.barrier_wait(bar.rows_full[rb], (n // 2) & 1)
-    tlx.barrier_wait(bar.s_full[0], n & 1)
-    s = tlx.local_load(buf.s_tmem[0])  # [BLOCK_N, BLOCK_M], as all of them
-    p = tl.math.exp2(fma(s, work.scale_log2, tlx.local_load(buf.lse[rb])[None, :], c.PACKED))
+def _p(half: tl.constexpr, row, cut, k_row, record, work, buf, c: tl.constexpr):
+    """P^T of 64 queries, ``[BLOCK_N, HALF]``."""
+    s = tlx.local_load(tlx.local_slice(buf.s_tmem[0], [0, half * HALF], [BLOCK_N, HALF]))
+    p = tl.math.exp2(fma(s, work.scale_log2, tlx.local_load(buf.lse[half])[None, :], c.PACKED))
     if cut:
-        p = _masked(p, row, k_row, record, work, c)
-    tlx.named_barrier_wait(S_READ, THREADS)
-    tlx.local_store(buf.p_tmem[0], p.to(c.DTYPE))
-    tlx.barrier_arrive(bar.p_full[0])
-    tlx.barrier_wait(bar.dp_full[0], n & 1)
-    dp = tlx.local_load(buf.dp_tmem[0])
-    ds = (p * (dp + tlx.local_load(buf.delta[rb])[None, :])).to(c.DTYPE)
-    tlx.named_barrier_wait(DP_READ, THREADS)
-    tlx.barrier_arrive(bar.rows_empty[rb])
-    tlx.local_store(buf.ds_tmem[0], ds)
-    tlx.barrier_arrive(bar.ds_tmem_full[0])
-    tlx.local_store(buf.ds[0], ds)
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(bar.ds_full[0])
+        p = masked(p, row + half * HALF, k_row, record, work, c)
+    return p
 
 
 @triton.jit
-def _store_tile(desc, out, tmem, factor, start, length, row, column, slot, c: tl.constexpr):
-    """dV or dK times ``factor``, 64 columns at a time, through shared memory."""
+def _ds(half: tl.constexpr, p, slot, buf, c: tl.constexpr):
+    """dS^T of 64 queries, ``[BLOCK_N, HALF]``, from their P^T."""
+    dp = tlx.local_load(tlx.local_slice(buf.dp_tmem[0], [0, half * HALF], [BLOCK_N, HALF]))
+    return (p * (dp + tlx.local_load(buf.delta[slot + half])[None, :])).to(c.DTYPE)
+
+
+@triton.jit
+def _arrive(bar, c: tl.constexpr):
+    """At the MMA role's barrier, which is the leader's in a pair."""
+    if c.PAIR:
+        tlx.barrier_arrive(bar, 1, remote_cta_rank=0)
+    else:
+        tlx.barrier_arrive(bar)
+
+
+@triton.jit
+def _step(n, row, cut, k_row, rank, record, work, buf, bar, pair, c: tl.constexpr):
+    """One block of Q, 64 queries at a time; ``cut``: it needs the mask (a constexpr where the loop is peeled)."""
+    TWO: tl.constexpr = c.BLOCK_M == 128
+    db = n % 2
+    slot = db * (c.BLOCK_M // HALF)
+    tlx.barrier_wait(bar.lse_full[0], n & 1)
+    tlx.barrier_wait(bar.s_full[0], n & 1)
+    p0 = _p(0, row, cut, k_row, record, work, buf, c)
+    p1 = _p(1, row, cut, k_row, record, work, buf, c) if TWO else p0
+    tlx.named_barrier_wait(S_READ, THREADS)
+    tlx.barrier_arrive(bar.lse_empty[0])
+    tlx.local_store(tlx.local_slice(buf.p_tmem[0], [0, 0], [BLOCK_N, HALF]), p0.to(c.DTYPE))
+    if TWO:
+        tlx.local_store(tlx.local_slice(buf.p_tmem[0], [0, HALF], [BLOCK_N, HALF]), p1.to(c.DTYPE))
+    _arrive(bar.p_full[0], c)
+    tlx.barrier_wait(bar.delta_full[db], (n // 2) & 1)
+    tlx.barrier_wait(bar.dp_full[0], n & 1)
+    ds0 = _ds(0, p0, slot, buf, c)
+    ds1 = _ds(1, p1, slot, buf, c) if TWO else ds0
+    tlx.named_barrier_wait(DP_READ, THREADS)
+    tlx.barrier_arrive(bar.delta_empty[db])
+    tlx.local_store(tlx.local_slice(buf.ds_tmem[0], [0, 0], [BLOCK_N, HALF]), ds0)
+    if TWO:
+        tlx.local_store(tlx.local_slice(buf.ds_tmem[0], [0, HALF], [BLOCK_N, HALF]), ds1)
+    _arrive(bar.ds_tmem_full[0], c)
+    if c.PAIR:  # the columns of this CTA's queries stay, the others go to the peer
+        tlx.barrier_wait(pair.ds_empty[0], (n & 1) ^ 1)
+        if rank == 0:
+            tlx.local_store(pair.ds_part[0], ds0)
+            tlx.local_store(pair.ds_out[0], ds1)
+        else:
+            tlx.local_store(pair.ds_part[1], ds1)
+            tlx.local_store(pair.ds_out[0], ds0)
+        tlx.fence("async_shared")
+        tlx.barrier_expect_bytes(pair.ds_landed[0], BLOCK_N * HALF * 2)
+        tlx.async_remote_shmem_copy(dst=pair.ds_part[rank], src=pair.ds_out[0], remote_cta_rank=1 - rank,
+                                    barrier=pair.ds_landed[0])
+    else:
+        tlx.local_store(tlx.local_slice(buf.ds[0], [0, 0], [BLOCK_N, HALF]), ds0)
+        if TWO:
+            tlx.local_store(tlx.local_slice(buf.ds[0], [0, HALF], [BLOCK_N, HALF]), ds1)
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(bar.ds_full[0])
+
+
+@triton.jit
+def _store_tile(desc, slot, tmem, factor, start, length, row, column, c: tl.constexpr):
+    """dV or dK times ``factor``, 64 columns at a time, through shared memory; coordinates as in `store_rows`."""
     for part in tl.static_range(c.D // 64):
         x = tlx.local_load(tlx.local_slice(tmem, [0, part * 64], [BLOCK_N, 64])) * factor
-        tlx.local_store(out[slot * (c.D // 64) + part], x.to(c.DTYPE))
+        out = tlx.local_slice(slot, [0, part * 64], [BLOCK_N, 64])
+        tlx.local_store(out, x.to(c.DTYPE))
         tlx.fence("async_shared")
-        store_rows(desc, out[slot * (c.D // 64) + part], start, length, row, column + part * 64)
+        tlx.async_descriptor_store(desc, out, [BILLION, start + length, BILLION - length + row, column + part * 64])
 
 
 @triton.jit
@@ -88,44 +120,42 @@ def _store_zeros(out, start, length, row, column, stride, c: tl.constexpr):
 
 
 @triton.jit
-def compute(desc_dk, desc_dv, dk, dv, kv_stride, work, clc, buf, bar, c: tl.constexpr):
-    """Walks the steps of every tile; the slots of V and K, read for the last time, carry dV and dK out."""
-    n = 0
-    n_kv = 0
-    turn = 0
-    tile, end = first_tile(work, c)
-    while tile >= 0:
-        record = work.tiles + tile * FIELDS
-        steps, cut_end, cut_from = tl.load(record + STEPS), tl.load(record + CUT_END), tl.load(record + CUT_FROM)
-        k_row = tl.load(record + K_ROW)
-        first_row = tl.load(record + BLOCK) * c.BLOCK_M
-        for _ in tl.range(0, c.GROUP, num_stages=1):
-            if c.PEEL:
-                for i in tl.range(0, cut_end, num_stages=1):
-                    _step(n + i, first_row + i * c.BLOCK_M, True, k_row, record, work, buf, bar, c)
-                for i in tl.range(cut_end, cut_from, num_stages=1):
-                    _step(n + i, first_row + i * c.BLOCK_M, False, k_row, record, work, buf, bar, c)
-                if c.HAS_LEFT:
-                    for i in tl.range(cut_from, steps, num_stages=1):
-                        _step(n + i, first_row + i * c.BLOCK_M, True, k_row, record, work, buf, bar, c)
-            else:
-                for i in tl.range(0, steps, num_stages=1):
-                    cut = (i < cut_end) | (i >= cut_from)
-                    _step(n + i, first_row + i * c.BLOCK_M, cut, k_row, record, work, buf, bar, c)
-            n += steps
-        k_start, k_len = tl.load(record + K_START), tl.load(record + K_LEN)
-        column = tl.load(record + HEAD) * c.D
-        if steps > 0:
-            kb = n_kv % c.NUM_KV
-            tlx.barrier_wait(bar.dv_full[0], n_kv & 1)
-            _store_tile(desc_dv, buf.dv_out, buf.dv_tmem[0], 1.0, k_start, k_len, k_row, column, kb, c)
-            tlx.barrier_wait(bar.dk_full[0], n_kv & 1)
-            _store_tile(desc_dk, buf.dk_out, buf.dk_tmem[0], work.scale, k_start, k_len, k_row, column, kb, c)
-            tlx.async_descriptor_store_wait(0)
-            tlx.barrier_arrive(bar.kv_empty[kb])
-            n_kv += 1
+def compute(tile, n, n_kv, desc_dk, desc_dv, dk, dv, kv_stride, work, buf, bar, pair, c: tl.constexpr):
+    """One tile; ``n`` steps and ``n_kv`` tiles with steps came before it. Returns both, this one counted.
+
+    The slots of V and K, read for the last time, carry dV and dK out.
+    """
+    rank = tlx.cluster_cta_rank() if c.PAIR else 0
+    record = work.tiles + tile * FIELDS
+    steps, cut_end, cut_from = tl.load(record + STEPS), tl.load(record + CUT_END), tl.load(record + CUT_FROM)
+    k_row = tl.load(record + K_ROW) + rank * BLOCK_N
+    first_row = tl.load(record + BLOCK) * c.BLOCK_M
+    for _ in tl.range(0, c.GROUP, num_stages=1):
+        if c.PEEL:
+            for i in tl.range(0, cut_end, num_stages=1):
+                _step(n + i, first_row + i * c.BLOCK_M, True, k_row, rank, record, work, buf, bar, pair, c)
+            for i in tl.range(cut_end, cut_from, num_stages=1):
+                _step(n + i, first_row + i * c.BLOCK_M, False, k_row, rank, record, work, buf, bar, pair, c)
+            if c.HAS_LEFT:
+                for i in tl.range(cut_from, steps, num_stages=1):
+                    _step(n + i, first_row + i * c.BLOCK_M, True, k_row, rank, record, work, buf, bar, pair, c)
         else:
-            _store_zeros(dv, k_start, k_len, k_row, column, kv_stride, c)
-            _store_zeros(dk, k_start, k_len, k_row, column, kv_stride, c)
-        tile = next_tile(work, clc, tile, end, turn, c)
-        turn += 1
+            for i in tl.range(0, steps, num_stages=1):
+                cut = (i < cut_end) | (i >= cut_from)
+                _step(n + i, first_row + i * c.BLOCK_M, cut, k_row, rank, record, work, buf, bar, pair, c)
+        n += steps
+    k_start, k_len = tl.load(record + K_START), tl.load(record + K_LEN)
+    column = tl.load(record + HEAD) * c.D
+    if steps > 0:
+        kb = n_kv % c.NUM_KV
+        tlx.barrier_wait(bar.dv_full[0], n_kv & 1)
+        _store_tile(desc_dv, buf.v[kb], buf.dv_tmem[0], 1.0, k_start, k_len, k_row, column, c)
+        tlx.barrier_wait(bar.dk_full[0], n_kv & 1)
+        _store_tile(desc_dk, buf.k[kb], buf.dk_tmem[0], work.scale, k_start, k_len, k_row, column, c)
+        tlx.async_descriptor_store_wait(0)
+        tlx.barrier_arrive(bar.kv_empty[kb])
+        n_kv += 1
+    else:
+        _store_zeros(dv, k_start, k_len, k_row, column, kv_stride, c)
+        _store_zeros(dk, k_start, k_len, k_row, column, kv_stride, c)
+    return n, n_kv

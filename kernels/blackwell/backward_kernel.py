@@ -16,7 +16,7 @@ memory.
     q, do          NUM_Q/_DO  [BLOCK_M, D]
     ds             1          [128, BLOCK_M], dS^T, for dQ
     staging        STAGES     [BLOCK_M, 32] fp32, or in 16 bits if it is dq itself
-    lse, delta     2          [BLOCK_M] fp32, negated
+    lse, delta     1, 2       [64] fp32, negated; two of these where BLOCK_M is 128
 
     tensor memory, columns   BLOCK_M 64       BLOCK_M 128      BLOCK_M 128, D = 64
     S^T, then P^T            0-63             0-127            0-127
@@ -30,8 +30,8 @@ memory.
     q_full/do_full the TMA's bytes                           MMA
     q_empty        commit of dK                              load
     do_empty       commit of dV                              load
-    rows_full      bytes of lse and delta                    compute
-    rows_empty     compute, having used them                 load
+    lse/delta_full the bulk copy's bytes                     compute
+    lse/delta_empty  compute, having used them               load
     s_full         commit of S                               compute
     p_full         compute: P is in tensor memory, S read    MMA, before dV (and all that follows it)
     dp_full        commit of dP, so dQ(n - 1) is done too    compute, before it writes dS
@@ -54,40 +54,52 @@ import triton.language.extra.tlx as tlx
 from kernels.blackwell.backward_compute import compute
 from kernels.blackwell.backward_load import load
 from kernels.blackwell.backward_mma import multiply
-from kernels.blackwell.backward_reduce import COLUMNS, reduce
-from kernels.blackwell.backward_walk import BLOCK_N, Barriers, Buffers, Config, Work
+from kernels.blackwell.backward_pair import Pair, load_pair, multiply_pair, relay
+from kernels.blackwell.backward_reduce import reduce
+from kernels.blackwell.backward_walk import (
+    BLOCK_N,
+    HALF,
+    Barriers,
+    Buffers,
+    Config,
+    Work,
+    first_tile,
+    next_tile,
+)
 
 
 @triton.jit(do_not_specialize=["num_blocks", "kv_stride", "left", "right"])
-def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, dk, dv, rows, tiles,
-                    bounds, num_blocks, kv_stride, scale_log2, scale, left, right, GROUP: tl.constexpr,
-                    BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
-                    NUM_KV: tl.constexpr, STAGES: tl.constexpr, RELEASE: tl.constexpr, PEEL: tl.constexpr,
-                    WARP_BAR: tl.constexpr, PACKED: tl.constexpr, CLC: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, desc_k_columns, desc_dq, desc_dk,
+                    desc_dv, desc_acc, dk, dv, rows, tiles, bounds, num_blocks, kv_stride, scale_log2, scale, left,
+                    right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
+                    NUM_DO: tl.constexpr, NUM_KV: tl.constexpr, STAGES: tl.constexpr, COLUMNS: tl.constexpr,
+                    RELEASE: tl.constexpr, PEEL: tl.constexpr, WARP_BAR: tl.constexpr, PACKED: tl.constexpr,
+                    CLC: tl.constexpr, PAIR: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """See the table at the top of the file; `kernels.blackwell.backward_options` says what each switch does.
 
-    ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
-    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: -lse * log2(e) and -delta, -inf and 0
-    where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. ``dk`` and ``dv``
-    (``kv_stride`` elements a row) are for tiles without steps, which are zero.
+    ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA (or pair) ``p`` does tiles ``bounds[p]``
+    to ``bounds[p + 1]``, with CLC tile ``p`` and what it draws. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]:
+    -lse * log2(e) and -delta, -inf and 0 where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ,
+    in blocks of BLOCK_M rows. ``dk`` and ``dv`` (``kv_stride`` elements a row) are for tiles without steps, which are
+    zero. ``desc_*_rows`` and ``desc_k_columns`` are those of PAIR, see `kernels.blackwell.backward_pair`.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    CTAS: tl.constexpr = 2 if PAIR else 1
+    SHIFT: tl.constexpr = 1 if PAIR else 0  # cluster launch control numbers a pair's CTAs apart
     ALIAS_DQ: tl.constexpr = BLOCK_M == 128 and D == 128
-    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, RELEASE, PEEL, PACKED, CLC, ALIAS_DQ, HAS_LEFT,
-                             HAS_RIGHT, DTYPE)
+    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, COLUMNS, RELEASE, PEEL, PACKED, CLC,
+                             PAIR, ALIAS_DQ, HAS_LEFT, HAS_RIGHT, DTYPE)
     work = Work(tiles, bounds, rows, num_blocks, scale_log2, scale, left, right)
 
     k = tlx.local_alloc((BLOCK_N, D), DTYPE, NUM_KV)
     v = tlx.local_alloc((BLOCK_N, D), DTYPE, NUM_KV)
-    q = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
-    do = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
-    ds = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1)
+    q = tlx.local_alloc((BLOCK_M, D // CTAS), DTYPE, NUM_Q)
+    do = tlx.local_alloc((BLOCK_M, D // CTAS), DTYPE, NUM_DO)
+    ds = tlx.local_alloc((BLOCK_N * CTAS, BLOCK_M // CTAS), DTYPE, 1)
     staging = tlx.local_alloc((BLOCK_M, COLUMNS), tl.float32, STAGES)
     final = tlx.local_alloc((BLOCK_M, COLUMNS), DTYPE, 2 * STAGES, reuse=staging)
-    dk_out = tlx.local_alloc((BLOCK_N, 64), DTYPE, NUM_KV * (D // 64), reuse=k)
-    dv_out = tlx.local_alloc((BLOCK_N, 64), DTYPE, NUM_KV * (D // 64), reuse=v)
-    lse = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
-    delta = tlx.local_alloc((BLOCK_M,), tl.float32, 2)
+    lse = tlx.local_alloc((HALF,), tl.float32, BLOCK_M // HALF)
+    delta = tlx.local_alloc((HALF,), tl.float32, 2 * BLOCK_M // HALF)
 
     s_columns = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
     dp_columns = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
@@ -97,16 +109,31 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     ds_tmem = tlx.local_alloc((BLOCK_N, BLOCK_M), DTYPE, 1, tlx.storage_kind.tmem, reuse=dp_columns)
     dv_tmem = tlx.local_alloc((BLOCK_N, D), tl.float32, 1, tlx.storage_kind.tmem)
     dk_tmem = tlx.local_alloc((BLOCK_N, D), tl.float32, 1, tlx.storage_kind.tmem)
-    s_columns.set_buffer_overlap(tlx.reuse_group(s_tmem, p_tmem, group_type=tlx.reuse_group_type.shared))
-    if ALIAS_DQ:
-        dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp_columns)
-        dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, dq_tmem,
-                                                      group_type=tlx.reuse_group_type.shared))
-    else:
-        dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem)
+    if PAIR:
+        dq_tmem = tlx.local_alloc((BLOCK_M // 2, D), tl.float32, 1, tlx.storage_kind.tmem, reuse=s_columns)
+        dq_lanes = tlx.local_alloc((BLOCK_M, D // 2), tl.float32, 1, tlx.storage_kind.tmem, reuse=s_columns)
+        s_columns.set_buffer_overlap(tlx.reuse_group(
+            s_tmem,
+            tlx.reuse_group(p_tmem, tlx.reuse_group(dq_tmem, dq_lanes, group_type=tlx.reuse_group_type.shared),
+                            group_type=tlx.reuse_group_type.distinct),
+            group_type=tlx.reuse_group_type.shared))
         dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, group_type=tlx.reuse_group_type.shared))
-    buf = Buffers(k, v, q, do, ds, staging, final, dk_out, dv_out, lse, delta, s_tmem, p_tmem, dp_tmem, ds_tmem,
-                  dq_tmem, dk_tmem, dv_tmem)
+        staging_part = tlx.local_alloc((HALF, COLUMNS), tl.float32, 2 * STAGES, reuse=staging)
+        final_part = tlx.local_alloc((HALF, COLUMNS), DTYPE, 4 * STAGES, reuse=staging)
+    else:
+        s_columns.set_buffer_overlap(tlx.reuse_group(s_tmem, p_tmem, group_type=tlx.reuse_group_type.shared))
+        if ALIAS_DQ:
+            dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem, reuse=dp_columns)
+            dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, dq_tmem,
+                                                          group_type=tlx.reuse_group_type.shared))
+        else:
+            dq_tmem = tlx.local_alloc((BLOCK_M, D), tl.float32, 1, tlx.storage_kind.tmem)
+            dp_columns.set_buffer_overlap(tlx.reuse_group(dp_tmem, ds_tmem, group_type=tlx.reuse_group_type.shared))
+        dq_lanes = dq_tmem
+        staging_part = staging
+        final_part = final
+    buf = Buffers(k, v, q, do, ds, staging, final, staging_part, final_part, lse, delta, s_tmem, p_tmem,
+                  dp_tmem, ds_tmem, dq_tmem, dq_lanes, dk_tmem, dv_tmem)
 
     k_full = tlx.alloc_barriers(NUM_KV)
     v_full = tlx.alloc_barriers(NUM_KV)
@@ -115,34 +142,106 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     q_empty = tlx.alloc_barriers(NUM_Q)
     do_full = tlx.alloc_barriers(NUM_DO)
     do_empty = tlx.alloc_barriers(NUM_DO)
-    rows_full = tlx.alloc_barriers(2)
+    lse_full = tlx.alloc_barriers(1)
+    delta_full = tlx.alloc_barriers(2)
     s_full = tlx.alloc_barriers(1)
     dp_full = tlx.alloc_barriers(1)
     dq_full = tlx.alloc_barriers(1)
     dv_full = tlx.alloc_barriers(1)
     dk_full = tlx.alloc_barriers(1)
     if WARP_BAR:
-        rows_empty = tlx.alloc_warp_barrier(2, num_warps=8)
+        lse_empty = tlx.alloc_warp_barrier(1, num_warps=8)
+        delta_empty = tlx.alloc_warp_barrier(2, num_warps=8)
         p_full = tlx.alloc_warp_barrier(1, num_warps=8)
         ds_tmem_full = tlx.alloc_warp_barrier(1, num_warps=8)
         ds_full = tlx.alloc_warp_barrier(1, num_warps=8)
         dq_empty = tlx.alloc_warp_barrier(1, num_warps=4)
     else:
-        rows_empty = tlx.alloc_barriers(2)
-        p_full = tlx.alloc_barriers(1)
-        ds_tmem_full = tlx.alloc_barriers(1)
-        ds_full = tlx.alloc_barriers(1)
-        dq_empty = tlx.alloc_barriers(1)
-    bar = Barriers(k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, rows_full, rows_empty, s_full, p_full,
-                   dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, dv_full, dk_full)
-    clc = tlx.clc_create_context(num_consumers=4) if CLC else work  # work: not used
+        lse_empty = tlx.alloc_barriers(1)
+        delta_empty = tlx.alloc_barriers(2)
+        p_full = tlx.alloc_barriers(1, arrive_count=CTAS)
+        ds_tmem_full = tlx.alloc_barriers(1, arrive_count=CTAS)
+        ds_full = tlx.alloc_barriers(1, arrive_count=CTAS)
+        dq_empty = tlx.alloc_barriers(1, arrive_count=CTAS)
+    bar = Barriers(k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, lse_full, lse_empty, delta_full,
+                   delta_empty, s_full, p_full, dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, dv_full, dk_full)
 
+    if PAIR:
+        q_rows = tlx.local_alloc((HALF, D), DTYPE, NUM_Q)
+        do_rows = tlx.local_alloc((HALF, D), DTYPE, NUM_DO)
+        k_columns = tlx.local_alloc((2 * BLOCK_N, D // 2), DTYPE, NUM_KV)
+        ds_part = tlx.local_alloc((BLOCK_N, HALF), DTYPE, 2, reuse=ds)
+        ds_out = tlx.local_alloc((BLOCK_N, HALF), DTYPE, 1)
+        q_rows_full = tlx.alloc_barriers(NUM_Q)
+        q_rows_empty = tlx.alloc_barriers(NUM_Q)
+        do_rows_full = tlx.alloc_barriers(NUM_DO)
+        do_rows_empty = tlx.alloc_barriers(NUM_DO)
+        k_columns_full = tlx.alloc_barriers(NUM_KV)
+        ds_landed = tlx.alloc_barriers(1)
+        ds_empty = tlx.alloc_barriers(1)
+        pair = Pair(q_rows, do_rows, k_columns, ds_part, ds_out, q_rows_full, q_rows_empty,
+                    do_rows_full, do_rows_empty, k_columns_full, ds_landed, ds_empty)
+        clc = tlx.clc_create_context(num_consumers=9) if CLC else work  # work: not used
+        tlx.fence_mbarrier_init_cluster()
+    else:
+        pair = buf  # not used
+        clc = tlx.clc_create_context(num_consumers=4) if CLC else work
+
+    # the loops over tiles stand here, as a CLC context can't be passed to a function
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            compute(desc_dk, desc_dv, dk, dv, kv_stride, work, clc, buf, bar, c)
+            n = 0
+            n_kv = 0
+            turn = 0
+            tile, end = first_tile(bounds, c)
+            while tile >= 0:
+                n, n_kv = compute(tile, n, n_kv, desc_dk, desc_dv, dk, dv, kv_stride, work, buf, bar, pair, c)
+                tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
+                turn += 1
         with tlx.async_task(num_warps=4, registers=88):
-            reduce(desc_acc, desc_dq, work, clc, buf, bar, c)
+            n = 0
+            turn = 0
+            tile, end = first_tile(bounds, c)
+            while tile >= 0:
+                n = reduce(tile, n, desc_acc, desc_dq, work, buf, bar, c)
+                tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
+                turn += 1
+            tlx.async_descriptor_store_wait(0)
         with tlx.async_task(num_warps=1, registers=88):
-            multiply(work, clc, buf, bar, c)
+            n = 0
+            n_kv = 0
+            turn = 0
+            tile, end = first_tile(bounds, c)
+            if PAIR:
+                tile = tl.where(tlx.cluster_cta_rank() == 0, tile, -1)
+            while tile >= 0:
+                if PAIR:
+                    n, n_kv = multiply_pair(tile, n, n_kv, work, buf, bar, pair, c)
+                else:
+                    n, n_kv = multiply(tile, n, n_kv, work, buf, bar, c)
+                tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
+                turn += 1
         with tlx.async_task(num_warps=1, registers=88):
-            load(desc_q, desc_do, desc_k, desc_v, work, clc, buf, bar, c)
+            n = 0
+            n_kv = 0
+            turn = 0
+            tile, end = first_tile(bounds, c)
+            while tile >= 0:
+                if CLC:
+                    tlx.clc_producer(clc, (turn & 1) ^ 1, multi_ctas=PAIR)
+                if PAIR:
+                    n, n_kv = load_pair(tile, n, n_kv, desc_q, desc_do, desc_q_rows, desc_do_rows, desc_k, desc_v,
+                                        desc_k_columns, work, buf, bar, pair, c)
+                else:
+                    n, n_kv = load(tile, n, n_kv, desc_q, desc_do, desc_k, desc_v, work, buf, bar, c)
+                tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
+                turn += 1
+        if PAIR:
+            with tlx.async_task(num_warps=1, registers=88):
+                n = 0
+                turn = 0
+                tile, end = first_tile(bounds, c)
+                while tile >= 0:
+                    n = relay(tile, n, work, bar, pair, c)
+                    tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
+                    turn += 1

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.backward_walk import FIELDS, STEPS, first_tile, next_tile
+from kernels.blackwell.backward_walk import FIELDS, STEPS
 from kernels.hopper.backward_step import opaque
 
 
@@ -72,33 +72,27 @@ def _dq(n, kb, buf, bar, c: tl.constexpr):
 
 
 @triton.jit
-def multiply(work, clc, buf, bar, c: tl.constexpr):
-    """Issues every matmul of every tile that has a step."""
-    n = 0
-    n_kv = 0
-    turn = 0
-    tile, end = first_tile(work, c)
-    while tile >= 0:
-        total = tl.load(work.tiles + tile * FIELDS + STEPS) * c.GROUP
-        if total > 0:
-            kb = n_kv % c.NUM_KV
-            kv_phase = (n_kv // c.NUM_KV) & 1
-            tlx.barrier_wait(bar.k_full[kb], kv_phase)
-            _s(n, kb, buf, bar, c)
-            tlx.barrier_wait(bar.v_full[kb], kv_phase)
-            _dp(n, kb, buf, bar, c)
-            _dv(n, False, buf, bar, c)
-            for i in tl.range(1, total, num_stages=1):
-                _s(n + i, kb, buf, bar, c)
-                _dk(n + i - 1, i > 1, buf, bar, c)
-                _dq(n + i - 1, kb, buf, bar, c)
-                _dp(n + i, kb, buf, bar, c)
-                _dv(n + i, True, buf, bar, c)
-            tlx.tcgen05_commit(bar.dv_full[0])
-            _dk(n + total - 1, total > 1, buf, bar, c)
-            _dq(n + total - 1, kb, buf, bar, c)
-            tlx.tcgen05_commit(bar.dk_full[0])
-            n += total
-            n_kv += 1
-        tile = next_tile(work, clc, tile, end, turn, c)
-        turn += 1
+def multiply(tile, n, n_kv, work, buf, bar, c: tl.constexpr):
+    """Issues every matmul of one tile, see `compute`."""
+    total = tl.load(work.tiles + tile * FIELDS + STEPS) * c.GROUP
+    if total > 0:
+        kb = n_kv % c.NUM_KV
+        kv_phase = (n_kv // c.NUM_KV) & 1
+        tlx.barrier_wait(bar.k_full[kb], kv_phase)
+        _s(n, kb, buf, bar, c)
+        tlx.barrier_wait(bar.v_full[kb], kv_phase)
+        _dp(n, kb, buf, bar, c)
+        _dv(n, False, buf, bar, c)
+        for i in tl.range(1, total, num_stages=1):
+            _s(n + i, kb, buf, bar, c)
+            _dk(n + i - 1, i > 1, buf, bar, c)
+            _dq(n + i - 1, kb, buf, bar, c)
+            _dp(n + i, kb, buf, bar, c)
+            _dv(n + i, True, buf, bar, c)
+        tlx.tcgen05_commit(bar.dv_full[0])
+        _dk(n + total - 1, total > 1, buf, bar, c)
+        _dq(n + total - 1, kb, buf, bar, c)
+        tlx.tcgen05_commit(bar.dk_full[0])
+        n += total
+        n_kv += 1
+    return n, n_kv

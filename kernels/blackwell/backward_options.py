@@ -12,7 +12,7 @@ HEAD_DIMS = (64, 128)
 SMEM_BYTES = 232_448  # of one CTA
 _SCRATCH_BYTES = 1_000  # barriers, and what the compiler takes beside the buffers
 _ALLOWED: dict[str, tuple[int, ...]] = {
-    "block_m": (64, 128), "q_stages": (2, 3), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (2, 3, 4),
+    "block_m": (64, 128), "q_stages": (1, 2, 3), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (2, 3, 4),
     "early_release": (0, 1, 2),
 }
 
@@ -22,8 +22,10 @@ class BlackwellBackwardOptions:
     """One variant. Raises `ValueError` for a value that is not allowed; `why_not` says which combinations aren't.
 
     Attributes:
+        pair: two CTAs share their matmuls, and a tile is 256 KV rows.
         block_m: Q rows of a step.
-        q_stages, do_stages: blocks of Q and dO in shared memory. A step's Q stays until the next step has its S.
+        q_stages, do_stages: blocks of Q and dO in shared memory. A step's Q stays until the next step has its S, except
+            for a pair, which has it twice.
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
         dq_stages: 32-column parts of fp32 dQ on their way to memory.
         early_release: how many parts of dQ are read to registers at a time, at a step's end, so that the tensor memory
@@ -35,6 +37,7 @@ class BlackwellBackwardOptions:
         broadcast_sums: with broadcast-Q, a CTA sums dQ in blocks of its own; else all CTAs add to the same ones.
     """
 
+    pair: bool = False
     block_m: int = 64
     q_stages: int = 2
     do_stages: int = 1
@@ -67,6 +70,11 @@ class BlackwellBackwardOptions:
         return cls(**values)  # type: ignore[arg-type]
 
     @property
+    def ctas(self) -> int:
+        """CTAs that share a tile."""
+        return 2 if self.pair else 1
+
+    @property
     def token(self) -> str:
         """The variant in one word, such as ``m64q2o1k1s2r1``; what follows a minus is a switch off its default."""
         parts = [f"m{self.block_m}q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}"
@@ -78,17 +86,26 @@ class BlackwellBackwardOptions:
 
     def smem_bytes(self, head_dim: int) -> int:
         """Shared memory of a CTA, with what the compiler adds; at most some hundred bytes too many."""
-        tiles = 2 * self.kv_stages * 128 + (self.q_stages + self.do_stages) * self.block_m  # rows of head_dim
-        return (2 * head_dim * tiles + 2 * 128 * self.block_m + 4 * 32 * self.block_m * self.dq_stages
-                + 4 * 4 * self.block_m + _SCRATCH_BYTES)
+        k_copies = 3 if self.pair else 2  # K, V, and a pair has half of K's columns twice
+        copies = 1  # of Q and dO; a pair's CTA has half of them twice
+        tiles = k_copies * self.kv_stages * 128 + copies * (self.q_stages + self.do_stages) * self.block_m
+        ds_tiles = 3 if self.pair else 2  # of 64 rows' dS for 128 rows of BLOCK_M 128; half of that for 64
+        staging = self.dq_stages * self.block_m * (16 if self.pair else 32) * 4
+        return (2 * head_dim * tiles + 128 * self.block_m * ds_tiles + staging + 3 * 4 * self.block_m + _SCRATCH_BYTES)
 
     def why_not(self, problem: JaggedProblem, schedule: str) -> str | None:
         """Why this variant can't run the problem in that order of tiles; None if it can."""
+        if self.pair and self.block_m != 128:
+            return f"pair: two CTAs share 128 rows of Q, block_m is {self.block_m}"
+        if self.pair and self.warp_barriers:
+            return "warp_barriers: a pair's CTAs arrive at each other's barriers, which one thread does"
+        if not self.pair and self.q_stages < 2:
+            return "q_stages: S of a step is computed before dK of the last one, which needs 2 blocks of Q"
         need = self.smem_bytes(problem.head_dim)
         if need > SMEM_BYTES:
             return f"needs {need} bytes of shared memory at head_dim {problem.head_dim}, a CTA has {SMEM_BYTES}"
         if schedule == "clc" and problem.broadcast_q and self.broadcast_sums:
-            return "broadcast_sums: a CTA's own sums need tiles that are dealt beforehand, schedule clc deals as it runs"
+            return "broadcast_sums: a CTA's own sums need tiles dealt beforehand, and schedule clc deals as it runs"
         return None
 
 

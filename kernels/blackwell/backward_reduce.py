@@ -17,17 +17,14 @@ from kernels.blackwell.backward_walk import (
     BLOCK,
     FIELDS,
     FIRST_FROM,
+    HALF,
     HEAD,
     LASTS,
     Q_LEN,
     Q_START,
     STEPS,
-    first_tile,
-    next_tile,
 )
 from kernels.hopper.ragged import store_rows
-
-COLUMNS = tl.constexpr(32)  # of dQ at a time
 
 
 class Target(NamedTuple):
@@ -50,65 +47,82 @@ def _stores_done(x):
 
 
 @triton.jit
-def _columns(dq_tmem, part: tl.constexpr, c: tl.constexpr):
-    return tlx.local_load(tlx.local_slice(dq_tmem, [0, part * COLUMNS], [c.BLOCK_M, COLUMNS]))
+def _columns(buf, part: tl.constexpr, c: tl.constexpr):
+    """Part ``part`` of dQ, ``[LANES, COLUMNS]`` as staged."""
+    if c.PAIR:
+        return tlx.local_load(tlx.local_slice(buf.dq_lanes[0], [0, part * c.COLUMNS], [c.BLOCK_M, c.COLUMNS]))
+    else:
+        return tlx.local_load(tlx.local_slice(buf.dq_tmem[0], [0, part * c.COLUMNS], [c.BLOCK_M, c.COLUMNS]))
+
+
+@triton.jit
+def _release(bar, c: tl.constexpr):
+    if c.PAIR:
+        tlx.barrier_arrive(bar.dq_empty[0], 1, remote_cta_rank=0)
+    else:
+        tlx.barrier_arrive(bar.dq_empty[0])
 
 
 @triton.jit
 def _put(desc_acc, desc_dq, x, part: tl.constexpr, to, work, buf, c: tl.constexpr):
-    """Columns ``part * COLUMNS ...`` of a step's dQ to memory, when the slot's last store has left it."""
+    """Part ``part`` of a step's dQ to memory, when the slot's last stores have left it.
+
+    Of a pair's CTA the lower lanes hold columns of dQ's first half, the upper ones those of the second.
+    """
+    PIECES: tl.constexpr = 2 if c.PAIR else 1
     slot = part % c.STAGES
-    tlx.async_descriptor_store_wait(c.STAGES - 1)
+    tlx.async_descriptor_store_wait(PIECES * (c.STAGES - 1))
     if to.last:
         tlx.local_store(buf.final[2 * slot], (x * work.scale).to(c.DTYPE))
         tlx.fence("async_shared")
-        store_rows(desc_dq, buf.final[2 * slot], to.q_start, to.q_len, to.row, to.column + part * COLUMNS)
+        for piece in tl.static_range(PIECES):
+            store_rows(desc_dq, buf.final_part[2 * PIECES * slot + piece], to.q_start, to.q_len, to.row,
+                       to.column + piece * (c.D // 2) + part * c.COLUMNS)
     else:
         tlx.local_store(buf.staging[slot], x)
         tlx.fence("async_shared")
-        if to.first:
-            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [to.acc_row, part * COLUMNS])
-        else:
-            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [to.acc_row, part * COLUMNS], store_reduce="add")
+        for piece in tl.static_range(PIECES):
+            if to.first:
+                tlx.async_descriptor_store(desc_acc, buf.staging_part[PIECES * slot + piece],
+                                           [to.acc_row, piece * (c.D // 2) + part * c.COLUMNS])
+            else:
+                tlx.async_descriptor_store(desc_acc, buf.staging_part[PIECES * slot + piece],
+                                           [to.acc_row, piece * (c.D // 2) + part * c.COLUMNS], store_reduce="add")
 
 
 @triton.jit
-def reduce(desc_acc, desc_dq, work, clc, buf, bar, c: tl.constexpr):
-    """Walks the steps of every tile, 32 columns of dQ at a time."""
-    PARTS: tl.constexpr = c.D // COLUMNS
-    n = 0
-    turn = 0
-    tile, end = first_tile(work, c)
-    while tile >= 0:
-        record = work.tiles + tile * FIELDS
-        q_start, q_len = tl.load(record + Q_START), tl.load(record + Q_LEN)
-        steps, block = tl.load(record + STEPS), tl.load(record + BLOCK)
-        firsts, lasts = tl.load(record + FIRST_FROM), tl.load(record + LASTS)
-        head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
-        if tl.load(record + AFTER_ITSELF) != 0:  # the tile before it wrote to the same blocks
-            _stores_done(n)
-        for g in tl.range(0, c.GROUP, num_stages=1):
-            column = (head * c.GROUP + g) * c.D
-            for i in tl.range(0, steps, num_stages=1):
-                acc_row = (acc_block + g * acc_group + block + i) * c.BLOCK_M
-                to = Target(i >= firsts, i < lasts, acc_row, q_start, q_len, (block + i) * c.BLOCK_M, column)
-                tlx.barrier_wait(bar.dq_full[0], n & 1)
-                for part in tl.static_range(PARTS - c.RELEASE):
-                    x = _columns(buf.dq_tmem[0], part, c)
-                    _put(desc_acc, desc_dq, x, part, to, work, buf, c)
-                if c.RELEASE == 2:
-                    x = _columns(buf.dq_tmem[0], PARTS - 2, c)
-                    y = _columns(buf.dq_tmem[0], PARTS - 1, c)
-                    tlx.barrier_arrive(bar.dq_empty[0])
-                    _put(desc_acc, desc_dq, x, PARTS - 2, to, work, buf, c)
-                    _put(desc_acc, desc_dq, y, PARTS - 1, to, work, buf, c)
-                elif c.RELEASE == 1:
-                    x = _columns(buf.dq_tmem[0], PARTS - 1, c)
-                    tlx.barrier_arrive(bar.dq_empty[0])
-                    _put(desc_acc, desc_dq, x, PARTS - 1, to, work, buf, c)
-                else:
-                    tlx.barrier_arrive(bar.dq_empty[0])
-                n += 1
-        tile = next_tile(work, clc, tile, end, turn, c)
-        turn += 1
-    tlx.async_descriptor_store_wait(0)
+def reduce(tile, n, desc_acc, desc_dq, work, buf, bar, c: tl.constexpr):
+    """One tile, COLUMNS columns of each step's dQ at a time; ``n`` steps came before it. Returns them and its own."""
+    PARTS: tl.constexpr = c.D // c.COLUMNS // (2 if c.PAIR else 1)
+    rank = tlx.cluster_cta_rank() if c.PAIR else 0
+    record = work.tiles + tile * FIELDS
+    q_start, q_len = tl.load(record + Q_START), tl.load(record + Q_LEN)
+    steps, block = tl.load(record + STEPS), tl.load(record + BLOCK)
+    firsts, lasts = tl.load(record + FIRST_FROM), tl.load(record + LASTS)
+    head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
+    if tl.load(record + AFTER_ITSELF) != 0:  # the tile before it wrote to the same blocks
+        _stores_done(n)
+    for g in tl.range(0, c.GROUP, num_stages=1):
+        column = (head * c.GROUP + g) * c.D
+        for i in tl.range(0, steps, num_stages=1):
+            row = (block + i) * c.BLOCK_M + rank * HALF
+            acc_row = (acc_block + g * acc_group) * c.BLOCK_M + row
+            to = Target(i >= firsts, i < lasts, acc_row, q_start, q_len, row, column)
+            tlx.barrier_wait(bar.dq_full[0], n & 1)
+            for part in tl.static_range(PARTS - c.RELEASE):
+                x = _columns(buf, part, c)
+                _put(desc_acc, desc_dq, x, part, to, work, buf, c)
+            if c.RELEASE == 2:
+                x = _columns(buf, PARTS - 2, c)
+                y = _columns(buf, PARTS - 1, c)
+                _release(bar, c)
+                _put(desc_acc, desc_dq, x, PARTS - 2, to, work, buf, c)
+                _put(desc_acc, desc_dq, y, PARTS - 1, to, work, buf, c)
+            elif c.RELEASE == 1:
+                x = _columns(buf, PARTS - 1, c)
+                _release(bar, c)
+                _put(desc_acc, desc_dq, x, PARTS - 1, to, work, buf, c)
+            else:
+                _release(bar, c)
+            n += 1
+    return n

@@ -11,7 +11,12 @@ import triton.language.extra.tlx as tlx
 
 from kernels.hopper import backward_schedule as schedule
 
+BILLION = tl.constexpr(1 << 30)  # see `kernels.hopper.ragged`
 BLOCK_N = tl.constexpr(128)  # KV rows of a CTA's tile
+HALF = tl.constexpr(64)  # Q rows that are computed at a time, and those of a pair's CTA
+THREADS = tl.constexpr(256)  # of the compute role
+S_READ = tl.constexpr(10)  # named barriers: every compute warp has read S, or dP
+DP_READ = tl.constexpr(11)
 FIELDS = tl.constexpr(schedule.FIELDS)
 Q_START = tl.constexpr(schedule.Q_START)
 Q_LEN = tl.constexpr(schedule.Q_LEN)
@@ -43,10 +48,12 @@ class Config(NamedTuple):
     NUM_DO: tl.constexpr
     NUM_KV: tl.constexpr
     STAGES: tl.constexpr
+    COLUMNS: tl.constexpr
     RELEASE: tl.constexpr
     PEEL: tl.constexpr
     PACKED: tl.constexpr
     CLC: tl.constexpr
+    PAIR: tl.constexpr
     ALIAS_DQ: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
@@ -76,8 +83,8 @@ class Buffers(NamedTuple):
     ds: tlx.buffered_tensor
     staging: tlx.buffered_tensor
     final: tlx.buffered_tensor
-    dk_out: tlx.buffered_tensor
-    dv_out: tlx.buffered_tensor
+    staging_part: tlx.buffered_tensor
+    final_part: tlx.buffered_tensor
     lse: tlx.buffered_tensor
     delta: tlx.buffered_tensor
     s_tmem: tlx.buffered_tensor
@@ -85,6 +92,7 @@ class Buffers(NamedTuple):
     dp_tmem: tlx.buffered_tensor
     ds_tmem: tlx.buffered_tensor
     dq_tmem: tlx.buffered_tensor
+    dq_lanes: tlx.buffered_tensor
     dk_tmem: tlx.buffered_tensor
     dv_tmem: tlx.buffered_tensor
 
@@ -99,8 +107,10 @@ class Barriers(NamedTuple):
     q_empty: tlx.mbarrier
     do_full: tlx.mbarrier
     do_empty: tlx.mbarrier
-    rows_full: tlx.mbarrier
-    rows_empty: tlx.mbarrier
+    lse_full: tlx.mbarrier
+    lse_empty: tlx.mbarrier
+    delta_full: tlx.mbarrier
+    delta_empty: tlx.mbarrier
     s_full: tlx.mbarrier
     p_full: tlx.mbarrier
     dp_full: tlx.mbarrier
@@ -113,18 +123,20 @@ class Barriers(NamedTuple):
 
 
 @triton.jit
-def first_tile(work, c: tl.constexpr):
-    """``(tile, end)``: this CTA's first tile, -1 if it has none, and where its tiles end."""
+def first_tile(bounds, c: tl.constexpr):
+    """``(tile, end)``: the first tile of this CTA (or pair), -1 if it has none, and where its tiles end."""
     tile = tl.program_id(0)
+    if c.PAIR:
+        tile = tile // 2
     end = tile
     if not c.CLC:
-        end = tl.load(work.bounds + tile + 1)
-        tile = tl.load(work.bounds + tile)
+        end = tl.load(bounds + tile + 1)
+        tile = tl.load(bounds + tile)
         tile = tl.where(tile < end, tile, -1)
     return tile, end
 
 
 @triton.jit
-def next_tile(work, clc, tile, end, turn, c: tl.constexpr):
-    """The tile after ``tile``, -1 at the end; ``turn`` counts the calls of this role."""
-    return tlx.clc_consumer(clc, turn & 1) if c.CLC else tl.where(tile + 1 < end, tile + 1, -1)
+def next_tile(tile, end):
+    """The tile after ``tile``, -1 at the end."""
+    return tl.where(tile + 1 < end, tile + 1, -1)

@@ -36,6 +36,8 @@ def clc_producer(context: Any, p_producer: Any = None, multi_ctas: bool = False,
         return
     targets = list(task.cta.cluster) if multi_ctas else [task.cta]
     waiting = machine()
+    if not all(cta.clc is not None for cta in targets):
+        waiting.wait("the peer's CLC context", lambda: all(cta.clc is not None for cta in targets))
 
     def run(op: Operation) -> None:
         pids = waiting.queue.pop(0) if waiting.queue else None
@@ -44,8 +46,6 @@ def clc_producer(context: Any, p_producer: Any = None, multi_ctas: bool = False,
             cta.clc.full[k].land(16, op.finished())
 
     Operation(task, "CLC", run)
-    if not all(cta.clc is not None for cta in targets):
-        waiting.wait("the peer's CLC context", lambda: all(cta.clc is not None for cta in targets))
     waiting.pause()
 
 
