@@ -28,7 +28,7 @@ def packed_blocks(x: torch.Tensor, block_rows: int, block_columns: int) -> Block
 def _window(columns: int, dtype: torch.dtype, block_rows: int,
             block_columns: int) -> tuple[list[int], list[int], list[int]]:
     """Shape, strides and block of a ragged descriptor. They don't depend on how many rows there are."""
-    made = create_ragged_descriptor(torch.empty((1, columns), dtype=dtype), [block_rows, block_columns])
+    made = create_ragged_descriptor(torch.zeros((1, columns), dtype=dtype), [block_rows, block_columns])
     return made.shape, made.strides, made.block_shape
 
 
