@@ -42,7 +42,7 @@ def table(tallies: list[gate_truth.Tally], truth: gate_truth.Truth) -> str:
     n = len(truth.samples)
     scatter = (f"the scatter between the {n} runs is theirs" if n >= gate_truth.MIN_RUNS else
                "the scatter within a run is real, the scatter between runs is assumed: "
-               f"{gate_truth.ASSUMED_ROW_SD:.1%} for a row's ratio, {gate_truth.ASSUMED_CLOCK_SD:.0%} for the card's clock")
+               f"{gate_truth.ASSUMED_ROW_SD:.1%} for a row's ratio, {gate_truth.ASSUMED_CLOCK_SD:.0%} for the clock")
     lines += ["", f"Simulated from samples of {n} {'run' if n == 1 else 'runs'} measured on {truth.gpu}: {scatter}. "
               f"{len(truth.rows)} rows, {gate_truth.NOISE_RUNS} A/A runs, default tolerance, up to {gate_truth.RERUNS} "
               "re-runs.", "<!-- end -->"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.regression.baseline import BASELINES
 
-PATTERN = "xray_*.csv"
+PATTERN = "xray_sm*.csv"
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,7 @@ def test_compiled_kernels_without_findings_pass(monkeypatch):
 
 def test_no_baseline_of_compiled_kernels_is_exit_status_2(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert "holds no xray_*.csv" in harness("gate", "--static", code=2)
+    assert "holds no xray_sm*.csv" in harness("gate", "--static", code=2)
 
 
 def test_history_marks_the_commit_that_changed_a_row(tmp_path):
