@@ -81,6 +81,7 @@ class Earlier:
     ceilings: Ceilings | None = None
     gpu: str | None = None
     case_ids: frozenset[str] = frozenset()  # all that the run can have
+    dropped: tuple[str, ...] = ()  # what was cut off its files, in a line each
 
     @property
     def groups(self) -> set[tuple[str, str]]:
@@ -141,6 +142,8 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
     if config_hash != config.config_hash:
         raise UserError(f"{files.json_path}: config_hash: the run is of {config_hash}, the config is now "
                         f"{config.config_hash}; resume with the config as it was, or start anew in another --out")
+    dropped = [f"{path}: its last line was cut short, and is dropped" for path in (files.csv_path, files.samples_path)
+               if path.exists() and not path.read_bytes().endswith(b"\n")]
     records = load_records(files.csv_path, drop_cut_line=True) if files.csv_path.exists() else []
     samples = load_samples(files.samples_path, drop_cut_line=True) if files.samples_path.exists() else []
     whole = len(config.directions) * len(config.scopes)
@@ -149,7 +152,9 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
     kept_samples = tuple(sample for sample in samples if counts[sample.case_id, sample.backend] == whole)
     replace_records(files.csv_path, kept)
     replace_samples(files.samples_path, kept_samples)
-    return Earlier(run_id, kept, kept_samples, ceilings, gpu, case_ids)
+    if short := {(record.case_id, record.backend) for record in records} - {(r.case_id, r.backend) for r in kept}:
+        dropped.append(f"{files.csv_path}: {len(short)} (case, backend) pairs lack rows, and are measured again")
+    return Earlier(run_id, kept, kept_samples, ceilings, gpu, case_ids, tuple(dropped))
 
 
 def write_facts(files: RunFiles, run_id: str, config: BenchConfig, device: DeviceEnvironment, checkout: Checkout,

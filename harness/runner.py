@@ -208,6 +208,8 @@ def _start(fleets: Sequence[Fleet], config: BenchConfig, files: RunFiles, run_id
     """Start the workers, measure the ceilings (of the first device), and write down what the run runs on."""
     share_out(fleets, fleets, lambda _, fleet, say: fleet.start(), Fleet.stop)
     fleet = fleets[0]
+    for text in earlier.dropped:
+        listener.note(text)
     for member in fleet.members:
         if member.problem:
             listener.note(f"{member.label}: {member.problem[0].value}: {member.problem[1]}")
