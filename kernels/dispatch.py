@@ -13,6 +13,7 @@ from kernels.problem import JaggedProblem
 
 # name -> module with an `IMPLEMENTATION`; `impl="auto"` takes the first that does not decline
 IMPLEMENTATIONS: dict[str, str] = {
+    "blackwell": "kernels.blackwell",
     "hopper": "kernels.hopper",
     "portable": "kernels.portable",
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
+from kernels.problem import JaggedProblem
+
 SCHEDULES = ("none", "sorted", "zigzag", "clc")
 HEAD_DIMS = (64, 128)
 SMEM_PER_CTA = 232_448  # bytes a CTA can have
@@ -80,7 +82,18 @@ class BlackwellForwardOptions:
         return None
 
 
-def make_options(values: Mapping[str, object]) -> BlackwellForwardOptions:
+@dataclass(frozen=True)
+class BlackwellForwardRequest:
+    """What a config asks for: single switches of the rule's choice changed."""
+
+    switches: tuple[tuple[str, object], ...] = ()
+
+    def apply(self, options: BlackwellForwardOptions) -> BlackwellForwardOptions:
+        """``options`` with the switches changed."""
+        return replace(options, **dict(self.switches))  # type: ignore[arg-type]
+
+
+def make_request(values: Mapping[str, object]) -> BlackwellForwardRequest:
     """From plain values, by switch. Raises `ValueError` naming what is unknown and what is allowed."""
     default = BlackwellForwardOptions()
     kinds = {field.name: type(getattr(default, field.name)) for field in fields(default)}
@@ -89,4 +102,24 @@ def make_options(values: Mapping[str, object]) -> BlackwellForwardOptions:
             raise ValueError(f"{name}: no such switch of the Blackwell forward; there are {', '.join(kinds)}")
         if type(value) is not kinds[name]:
             raise ValueError(f"{name}: expected {kinds[name].__name__}, got {value!r}")
-    return replace(default, **values)  # type: ignore[arg-type]
+        if name == "schedule" and value not in SCHEDULES:
+            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+    return BlackwellForwardRequest(tuple(sorted(values.items())))
+
+
+def resolve_forward(problem: JaggedProblem, schedule: str | None = None,
+                    options: object | None = None) -> BlackwellForwardOptions:
+    """The options that run: the rule's, the request's switches, then ``schedule``.
+
+    The rule: a mask makes tiles of one sequence unequal, so they are drawn (``clc``); else dealt in zigzag.
+    """
+    if isinstance(options, BlackwellForwardOptions):
+        resolved = options
+    else:
+        request = options if isinstance(options, BlackwellForwardRequest) else BlackwellForwardRequest()
+        resolved = request.apply(BlackwellForwardOptions(schedule="zigzag" if problem.mask.is_full else "clc"))
+    if schedule is not None:
+        if schedule not in SCHEDULES:
+            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+        resolved = replace(resolved, schedule=schedule)
+    return resolved

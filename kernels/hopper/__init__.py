@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Mapping
 from types import ModuleType
@@ -21,8 +20,7 @@ from kernels.hopper.options import (
 from kernels.hopper.select import select_forward
 from kernels.implementation import Direction
 from kernels.problem import JaggedProblem
-
-_MAX_ROWS = 2**30  # the coordinate arithmetic of ragged TMA descriptors
+from kernels.tlx_support import unsupported
 
 
 class HopperImplementation:
@@ -33,7 +31,7 @@ class HopperImplementation:
 
     def declines(self, problem: JaggedProblem, direction: Direction, device: torch.device) -> str | None:
         """Why it can't run; checks the device, TLX, and what the kernels don't cover."""
-        return _wrong_device(device) or _tlx_missing() or _not_covered(problem, direction)
+        return unsupported(problem, direction, device, (9, 0), HEAD_DIMS)
 
     def make_options(self, direction: Direction, values: Mapping[str, object]) -> object:
         """``variant`` and single switches of `HopperForwardOptions`; for ``bwd`` those of `HopperBackwardOptions`."""
@@ -83,37 +81,6 @@ def resolve_forward(problem: JaggedProblem, schedule: str | None = None,
             raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
         resolved = HopperForwardRequest(None, (("schedule", schedule),)).apply(resolved)
     return resolved
-
-
-def _wrong_device(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"TLX kernels for Hopper need an sm_90 GPU, the device is {device}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability != (9, 0):
-        return f"TLX kernels for Hopper need sm_90, the GPU is sm_{capability[0]}{capability[1]}"
-    return None
-
-
-def _not_covered(problem: JaggedProblem, direction: Direction) -> str | None:
-    if problem.head_dim not in HEAD_DIMS:
-        return f"head_dim {problem.head_dim} is not one of {', '.join(map(str, HEAD_DIMS))}"
-    if problem.dtype not in (torch.bfloat16, torch.float16):
-        return f"dtype {problem.dtype} is neither bfloat16 nor float16"
-    if direction == "fwd" and problem.softmax_scale <= 0:  # the running maximum is taken before the scale
-        return f"softmax_scale must be above 0, got {problem.softmax_scale}"
-    rows = max(problem.layout_q.total, problem.layout_k.total)
-    if rows >= _MAX_ROWS:
-        return f"{rows} rows; ragged TMA descriptors address fewer than 2^30"
-    return None
-
-
-@functools.cache
-def _tlx_missing() -> str | None:
-    try:
-        import triton.language.extra.tlx  # noqa: F401
-    except ImportError:
-        return "this Triton has no TLX (triton.language.extra.tlx); fbtriton does"
-    return None
 
 
 IMPLEMENTATION = HopperImplementation()
