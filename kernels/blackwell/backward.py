@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 import torch
-import triton
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.blackwell.backward_kernel import jagged_backward
 from kernels.blackwell.backward_options import SCHEDULES, BlackwellBackwardOptions, select
@@ -15,7 +14,9 @@ from kernels.blackwell.backward_walk import BLOCK_N
 from kernels.hopper import backward_schedule
 from kernels.hopper.backward_options import HopperBackwardOptions
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
+from kernels.hopper.forward import sm_count
 from kernels.hopper.ragged import packed_blocks
+from kernels.launch import Blocks, Launcher
 from kernels.problem import JaggedProblem
 
 SUM_ROWS = 8
@@ -36,66 +37,79 @@ class _Plan:
     tiles: torch.Tensor
     bounds: torch.Tensor
     blocks: torch.Tensor
-    shared: torch.Tensor
     layout_q: object  # kept alive, as its id is part of the key
 
 
 def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
              lse: torch.Tensor, dout: torch.Tensor, schedule: str | None = None,
              options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(dq, dk, dv)`` in the problem's dtype, see `JaggedProblem`.
+    """``(dq, dk, dv)`` in the problem's dtype, see `JaggedProblem`. The schedule is built on the host.
 
-    Raises `ValueError` for an unknown schedule, `TypeError` for options of another kind.
+    Raises `ValueError` for an unknown schedule or options that can't run the problem, `TypeError` for options of
+    another kind.
     """
     order = _order(schedule)
     chosen = _options(problem, order, options)
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    block_m, dim = chosen.block_m, problem.head_dim
-    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    plan = _plan(problem, chosen, order, programs, q.device)
-    made = plan.schedule
+    block_m, dim, heads, mask, device = chosen.block_m, problem.head_dim, problem.num_heads_q, problem.mask, q.device
+    plan = _plan(problem, chosen, order, sm_count(device), device)
+    made, num_blocks, row_stride = plan.schedule, len(plan.blocks), heads * dim
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    num_blocks = len(made.blocks)
-    rows = torch.empty(problem.num_heads_q * num_blocks * 2 * block_m, dtype=torch.float32, device=q.device)
-    acc = torch.empty((max(made.acc_blocks, 1) * block_m, dim), dtype=torch.float32, device=q.device)
+    rows = torch.empty((heads * num_blocks * 2 * block_m,), dtype=torch.float32, device=device)
+    acc_rows = max(made.acc_blocks, 1) * block_m
+    acc = torch.empty((acc_rows, dim), dtype=torch.float32, device=device)
     if made.zero_first:
         acc.zero_()
-    row_stride = problem.num_heads_q * dim
-    prepare_kernel[(num_blocks, problem.num_heads_q)](
-        out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0), row_stride, made.shared_at,
-        made.shared_blocks, BLOCK_M=block_m, D=dim, NEGATE=True, num_warps=4)
+    launch = _launchers(problem, chosen, order == "clc", device)
+    launch.prepare((num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0),
+                   row_stride, made.shared_at, made.shared_blocks)
+    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
+    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    ctas, block_n, columns = chosen.ctas, BLOCK_N.value, dq_columns(chosen)
     if len(made.tiles):
-        _launch(problem, chosen, order == "clc", plan, q, k, v, dout, dq, dk, dv, rows, acc)
+        launch.main((ctas * (len(plan.bounds) - 1), 1), packed_blocks(q, block_m, dim // ctas),
+                    packed_blocks(dout, block_m, dim // ctas), packed_blocks(k, block_n, dim),
+                    packed_blocks(v, block_n, dim), packed_blocks(q, block_m // ctas, dim),
+                    packed_blocks(dout, block_m // ctas, dim), packed_blocks(k, block_n * ctas, dim // ctas),
+                    packed_blocks(dq, block_m // ctas, columns), packed_blocks(dk, block_n, 64),
+                    packed_blocks(dv, block_n, 64), Blocks(acc, [acc_rows, dim], [dim, 1], [block_m // ctas, columns]),
+                    dk, dv, rows, plan.tiles, plan.bounds, num_blocks, dk.stride(0),
+                    problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
-        sum_kernel[(triton.cdiv(len_q, SUM_ROWS), problem.num_heads_q)](
-            acc, dq, len_q, made.copies, row_stride, problem.softmax_scale, GROUP=problem.group_size, BLOCK_M=block_m,
-            D=dim, ROWS=SUM_ROWS, num_warps=4)
+        launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, made.copies, row_stride, problem.softmax_scale)
     elif made.shared_blocks:
-        cast_kernel[(made.shared_blocks, problem.num_heads_q)](
-            acc, dq, plan.shared, row_stride, made.shared_at, made.shared_blocks, problem.softmax_scale,
-            BLOCK_M=block_m, D=dim, num_warps=4)
+        launch.cast((num_blocks, heads), acc, dq, plan.blocks, row_stride, made.shared_at, made.shared_blocks,
+                    problem.softmax_scale)
     return dq, dk, dv
 
 
-def _launch(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool, plan: _Plan, q: torch.Tensor,
-            k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
-            rows: torch.Tensor, acc: torch.Tensor) -> None:
-    dim, mask, ctas = problem.head_dim, problem.mask, options.ctas
-    block_m, block_n, columns = options.block_m, BLOCK_N.value, dq_columns(options)
-    jagged_backward[(ctas * (len(plan.bounds) - 1),)](
-        _blocks(q, block_m, dim // ctas), _blocks(dout, block_m, dim // ctas), _blocks(k, block_n, dim),
-        _blocks(v, block_n, dim), _blocks(q, block_m // ctas, dim), _blocks(dout, block_m // ctas, dim),
-        _blocks(k, block_n * ctas, dim // ctas), _blocks(dq, block_m // ctas, columns), _blocks(dk, block_n, 64),
-        _blocks(dv, block_n, 64), TensorDescriptor.from_tensor(acc, [block_m // ctas, columns]), dk, dv, rows,
-        plan.tiles, plan.bounds, len(plan.blocks), dk.stride(0), problem.softmax_scale * math.log2(math.e),
-        problem.softmax_scale, mask.left or 0, mask.right or 0,
-        **kernel_constants(problem, options, clc), **launch_options(options))
+@dataclass(frozen=True)
+class _Launchers:
+    prepare: Launcher
+    main: Launcher
+    sum: Launcher
+    cast: Launcher
 
 
-def _blocks(x: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
-    return packed_blocks(x, rows, columns).checked()
+_LAUNCHERS: dict[Hashable, _Launchers] = {}
+
+
+def _launchers(problem: JaggedProblem, options: BlackwellBackwardOptions, clc: bool,
+               device: torch.device) -> _Launchers:
+    """The launchers of a variant for one kind of problem."""
+    key = (options, clc, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
+           problem.mask.right is None, device)
+    if key not in _LAUNCHERS:
+        blocks = {"BLOCK_M": options.block_m, "D": problem.head_dim}
+        small = {"num_warps": 4}
+        _LAUNCHERS[key] = _Launchers(
+            Launcher(prepare_kernel, {**blocks, "NEGATE": True}, small),
+            Launcher(jagged_backward, kernel_constants(problem, options, clc), launch_options(options)),
+            Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS}, small),
+            Launcher(cast_kernel, blocks, small))
+    return _LAUNCHERS[key]
 
 
 def dq_columns(options: BlackwellBackwardOptions) -> int:
@@ -144,15 +158,16 @@ def _plan(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str,
            problem.broadcast_q, options, order, programs, device)
 
     def build() -> _Plan:
-        dealing = HopperBackwardOptions(direct_dq=options.direct_dq, owned_blocks=0)
+        dealing = HopperBackwardOptions(direct_dq=options.direct_dq, owned_blocks=options.owned_blocks,
+                                        deterministic=options.deterministic)
         made = backward_schedule.build(problem, dealing, "sorted" if order == "clc" else order,
                                        _EVERY_TILE if order == "clc" else programs // options.ctas, options.block_m,
                                        BLOCK_N.value * options.ctas)
         if problem.broadcast_q and not options.broadcast_sums:
             made = _added(made, problem)
-        tables = (made.tiles, made.bounds, made.blocks, made.blocks[made.blocks[:, 5] >= 0])
-        tiles, bounds, blocks, shared = (torch.from_numpy(table).to(device) for table in tables)
-        return _Plan(made, tiles, bounds, blocks, shared, problem.layout_q)
+        tables = (made.tiles, made.bounds, made.blocks)
+        tiles, bounds, blocks = (torch.from_numpy(table).to(device) for table in tables)
+        return _Plan(made, tiles, bounds, blocks, problem.layout_q)
 
     return problem.layout_k.cached(key, build)
 

@@ -7,9 +7,9 @@ memory.
 
     role       warps         registers  does                                                          file
     compute    8 (default)   168        P, dS; at a tile's end dV and dK to memory                    backward_compute
-    reduction  4             88         dQ to memory: reduce-adds, or dq itself                       backward_reduce
-    MMA        1             88         issues all matmuls                                            backward_mma
-    load       1             88         TMA loads of K, V, Q, dO; bulk loads of lse and delta         backward_load
+    reduction  4             96         dQ to memory: reduce-adds, or dq itself                       backward_reduce
+    MMA        1             80         issues all matmuls                                            backward_mma
+    load       1             80         TMA loads of K, V, Q, dO; bulk loads of lse and delta         backward_load
 
     shared memory  blocks     holds
     k, v           NUM_KV     [128, D]; at the tile's end dK and dV on their way out, 64 columns each
@@ -39,8 +39,10 @@ memory.
     ds_full        compute: dS is in shared memory           MMA, before dQ
     dq_full        commit of dQ                              reduction
     dq_empty       reduction, having read dQ                 MMA, before the next dQ; if they share columns, before dP
+    partial_full   bytes of partial dQ from memory           reduction
     dv_full        commit, after a tile's last dV            compute
     dk_full        commit, after a tile's last dK and dQ     compute; K is free then
+    named 12       all reduction warps have read partial dQ  all, before dq takes its slot
     named 10, 11   all compute warps have read S, dP         all, before they write P, dS to the same columns
 
 Tensor memory of S, P, dP, dS, dV and dK needs no empty barriers: see the order of issue in `backward_mma`, and compute
@@ -54,7 +56,7 @@ import triton.language.extra.tlx as tlx
 from kernels.blackwell.backward_compute import compute
 from kernels.blackwell.backward_load import load
 from kernels.blackwell.backward_mma import multiply
-from kernels.blackwell.backward_pair import Pair, load_pair, multiply_pair, relay
+from kernels.blackwell.backward_pair import allocate_pair, load_pair, multiply_pair, relay
 from kernels.blackwell.backward_reduce import reduce
 from kernels.blackwell.backward_walk import (
     BLOCK_N,
@@ -147,6 +149,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, 
     s_full = tlx.alloc_barriers(1)
     dp_full = tlx.alloc_barriers(1)
     dq_full = tlx.alloc_barriers(1)
+    partial_full = tlx.alloc_barriers(1)
     dv_full = tlx.alloc_barriers(1)
     dk_full = tlx.alloc_barriers(1)
     if WARP_BAR:
@@ -164,23 +167,11 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, 
         ds_full = tlx.alloc_barriers(1, arrive_count=CTAS)
         dq_empty = tlx.alloc_barriers(1, arrive_count=CTAS)
     bar = Barriers(k_full, v_full, kv_empty, q_full, q_empty, do_full, do_empty, lse_full, lse_empty, delta_full,
-                   delta_empty, s_full, p_full, dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, dv_full, dk_full)
+                   delta_empty, s_full, p_full, dp_full, ds_tmem_full, ds_full, dq_full, dq_empty, partial_full,
+                   dv_full, dk_full)
 
     if PAIR:
-        q_rows = tlx.local_alloc((HALF, D), DTYPE, NUM_Q)
-        do_rows = tlx.local_alloc((HALF, D), DTYPE, NUM_DO)
-        k_columns = tlx.local_alloc((2 * BLOCK_N, D // 2), DTYPE, NUM_KV)
-        ds_part = tlx.local_alloc((BLOCK_N, HALF), DTYPE, 2, reuse=ds)
-        ds_out = tlx.local_alloc((BLOCK_N, HALF), DTYPE, 1)
-        q_rows_full = tlx.alloc_barriers(NUM_Q)
-        q_rows_empty = tlx.alloc_barriers(NUM_Q)
-        do_rows_full = tlx.alloc_barriers(NUM_DO)
-        do_rows_empty = tlx.alloc_barriers(NUM_DO)
-        k_columns_full = tlx.alloc_barriers(NUM_KV)
-        ds_landed = tlx.alloc_barriers(1)
-        ds_empty = tlx.alloc_barriers(1)
-        pair = Pair(q_rows, do_rows, k_columns, ds_part, ds_out, q_rows_full, q_rows_empty,
-                    do_rows_full, do_rows_empty, k_columns_full, ds_landed, ds_empty)
+        pair = allocate_pair(ds, c)
         clc = tlx.clc_create_context(num_consumers=9) if CLC else work  # work: not used
         tlx.fence_mbarrier_init_cluster()
     else:
@@ -198,16 +189,17 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, 
                 n, n_kv = compute(tile, n, n_kv, desc_dk, desc_dv, dk, dv, kv_stride, work, buf, bar, pair, c)
                 tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
                 turn += 1
-        with tlx.async_task(num_warps=4, registers=88):
+        with tlx.async_task(num_warps=4, registers=96):
             n = 0
+            fetches = 0
             turn = 0
             tile, end = first_tile(bounds, c)
             while tile >= 0:
-                n = reduce(tile, n, desc_acc, desc_dq, work, buf, bar, c)
+                n, fetches = reduce(tile, n, fetches, desc_acc, desc_dq, work, buf, bar, c)
                 tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
                 turn += 1
             tlx.async_descriptor_store_wait(0)
-        with tlx.async_task(num_warps=1, registers=88):
+        with tlx.async_task(num_warps=1, registers=80):
             n = 0
             n_kv = 0
             turn = 0
@@ -221,7 +213,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, 
                     n, n_kv = multiply(tile, n, n_kv, work, buf, bar, c)
                 tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
                 turn += 1
-        with tlx.async_task(num_warps=1, registers=88):
+        with tlx.async_task(num_warps=1, registers=80):
             n = 0
             n_kv = 0
             turn = 0
@@ -237,7 +229,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_q_rows, desc_do_rows, 
                 tile = tlx.clc_consumer(clc, turn & 1, multi_ctas=PAIR) >> SHIFT if CLC else next_tile(tile, end)
                 turn += 1
         if PAIR:
-            with tlx.async_task(num_warps=1, registers=88):
+            with tlx.async_task(num_warps=1, registers=80):
                 n = 0
                 turn = 0
                 tile, end = first_tile(bounds, c)

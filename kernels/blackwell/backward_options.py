@@ -13,8 +13,12 @@ SMEM_BYTES = 232_448  # of one CTA
 _SCRATCH_BYTES = 1_000  # barriers, and what the compiler takes beside the buffers
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "block_m": (64, 128), "q_stages": (1, 2, 3), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (2, 3, 4),
-    "early_release": (0, 1, 2),
+    "early_release": (0, 1, 2), "owned_blocks": tuple(range(65)),
 }
+
+
+def _listed(allowed: tuple[int, ...]) -> str:
+    return f"{allowed[0]} to {allowed[-1]}" if len(allowed) > 4 else f"one of {', '.join(map(str, allowed))}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,10 @@ class BlackwellBackwardOptions:
         peel: a loop of its own for steps that need no mask; else a branch in one loop.
         warp_barriers: every thread of the compute and reduction roles arrives, rather than one after they all met.
         packed: the exponentials' arguments two at a time (FFMA2); the compiler packs other sums and products itself.
-        direct_dq: a sequence with one KV block writes dq itself; else all dQ is summed in fp32.
+        direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
+        owned_blocks: a sequence of at most so many KV blocks (of 256 rows for a pair) is left to one CTA, which sums
+            its dQ in blocks of its own: no zeroing, no cast, a fixed order. 0 and 1: only sequences of one block.
+        deterministic: every sequence is left to one CTA, so that equal calls give equal bits.
         broadcast_sums: with broadcast-Q, a CTA sums dQ in blocks of its own; else all CTAs add to the same ones.
     """
 
@@ -48,6 +55,8 @@ class BlackwellBackwardOptions:
     warp_barriers: bool = True
     packed: bool = True
     direct_dq: bool = True
+    owned_blocks: int = 0
+    deterministic: bool = False
     broadcast_sums: bool = True
 
     def __post_init__(self) -> None:
@@ -56,7 +65,7 @@ class BlackwellBackwardOptions:
             if field.name in _ALLOWED:
                 allowed = _ALLOWED[field.name]
                 if isinstance(value, bool) or value not in allowed:
-                    raise ValueError(f"{field.name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
+                    raise ValueError(f"{field.name}: expected {_listed(allowed)}, got {value!r}")
             elif not isinstance(value, bool):
                 raise ValueError(f"{field.name}: expected true or false, got {value!r}")
 
@@ -77,11 +86,13 @@ class BlackwellBackwardOptions:
     @property
     def token(self) -> str:
         """The variant in one word, such as ``m64q2o1k1s2r1``; what follows a minus is a switch off its default."""
-        parts = [f"m{self.block_m}q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}"
-                 f"r{self.early_release}"]
-        for field in fields(self):
-            if field.name not in _ALLOWED and getattr(self, field.name) != field.default:
-                parts.append(("" if getattr(self, field.name) else "no_") + field.name)
+        stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}r{self.early_release}"
+        owned = [f"own{self.owned_blocks}"] * bool(self.owned_blocks)
+        parts = ["pair"] * self.pair + [f"m{self.block_m}{stages}", *owned]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if field.name not in _ALLOWED and value != field.default:
+                parts.append(("" if value else "no_") + field.name)
         return "-".join(parts)
 
     def smem_bytes(self, head_dim: int) -> int:
@@ -104,6 +115,10 @@ class BlackwellBackwardOptions:
         need = self.smem_bytes(problem.head_dim)
         if need > SMEM_BYTES:
             return f"needs {need} bytes of shared memory at head_dim {problem.head_dim}, a CTA has {SMEM_BYTES}"
+        if schedule == "clc" and (self.deterministic or self.owned_blocks > 1):
+            return "deterministic, owned_blocks: a sequence's tiles must meet in one CTA, schedule clc deals them apart"
+        if self.deterministic and problem.broadcast_q and not self.broadcast_sums:
+            return "deterministic: with broadcast_sums off, CTAs add to the same dQ in any order"
         if schedule == "clc" and problem.broadcast_q and self.broadcast_sums:
             return "broadcast_sums: a CTA's own sums need tiles dealt beforehand, and schedule clc deals as it runs"
         return None

@@ -62,6 +62,25 @@ class Pair(NamedTuple):
 
 
 @triton.jit
+def allocate_pair(ds, c: tl.constexpr):
+    """What a pair has more; ``ds`` is [256, 64], of which each CTA's rows are a part of their own."""
+    q_rows = tlx.local_alloc((HALF, c.D), c.DTYPE, c.NUM_Q)
+    do_rows = tlx.local_alloc((HALF, c.D), c.DTYPE, c.NUM_DO)
+    k_columns = tlx.local_alloc((2 * BLOCK_N, c.D // 2), c.DTYPE, c.NUM_KV)
+    ds_part = tlx.local_alloc((BLOCK_N, HALF), c.DTYPE, 2, reuse=ds)
+    ds_out = tlx.local_alloc((BLOCK_N, HALF), c.DTYPE, 1)
+    q_rows_full = tlx.alloc_barriers(c.NUM_Q)
+    q_rows_empty = tlx.alloc_barriers(c.NUM_Q)
+    do_rows_full = tlx.alloc_barriers(c.NUM_DO)
+    do_rows_empty = tlx.alloc_barriers(c.NUM_DO)
+    k_columns_full = tlx.alloc_barriers(c.NUM_KV)
+    ds_landed = tlx.alloc_barriers(1)
+    ds_empty = tlx.alloc_barriers(1)
+    return Pair(q_rows, do_rows, k_columns, ds_part, ds_out, q_rows_full, q_rows_empty, do_rows_full, do_rows_empty,
+                k_columns_full, ds_landed, ds_empty)
+
+
+@triton.jit
 def _load(desc, ring, full, slot, start, length, row, column, rank, BYTES: tl.constexpr):
     """One CTA's half of a load whose bytes, ``BYTES`` of both CTAs, count at the leader's barrier."""
     if rank == 0:

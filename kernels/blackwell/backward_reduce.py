@@ -15,11 +15,13 @@ from kernels.blackwell.backward_walk import (
     ACC_GROUP,
     AFTER_ITSELF,
     BLOCK,
+    FETCHED,
     FIELDS,
     FIRST_FROM,
     HALF,
     HEAD,
     LASTS,
+    PARTIALS,
     Q_LEN,
     Q_START,
     STEPS,
@@ -28,10 +30,14 @@ from kernels.hopper.ragged import store_rows
 
 
 class Target(NamedTuple):
-    """Where a step's dQ goes: row ``acc_row`` of the accumulator, or rows of dq if it is the ``last``."""
+    """Where a step's dQ goes: row ``acc_row`` of the accumulator, or rows of dq if it is the ``last``.
+
+    ``partial``: it is the last, and the accumulator has what is still to be added.
+    """
 
     first: tl.tensor
     last: tl.tensor
+    partial: tl.tensor
     acc_row: tl.tensor
     q_start: tl.tensor
     q_len: tl.tensor
@@ -64,15 +70,32 @@ def _release(bar, c: tl.constexpr):
 
 
 @triton.jit
-def _put(desc_acc, desc_dq, x, part: tl.constexpr, to, work, buf, c: tl.constexpr):
-    """Part ``part`` of a step's dQ to memory, when the slot's last stores have left it.
+def _fetched(desc_acc, slot, part: tl.constexpr, fetches, to, buf, bar, c: tl.constexpr):
+    """A part of the accumulator, by way of the staging slot, which is free for other use then."""
+    PIECES: tl.constexpr = 2 if c.PAIR else 1
+    tlx.barrier_expect_bytes(bar.partial_full[0], c.BLOCK_M * c.COLUMNS * 4)
+    for piece in tl.static_range(PIECES):
+        tlx.async_descriptor_load(desc_acc, buf.staging_part[PIECES * slot + piece],
+                                  [to.acc_row, piece * (c.D // 2) + part * c.COLUMNS], bar.partial_full[0])
+    tlx.barrier_wait(bar.partial_full[0], fetches & 1)
+    x = tlx.local_load(buf.staging[slot])
+    tlx.named_barrier_wait(FETCHED, 128)
+    return x
+
+
+@triton.jit
+def _put(desc_acc, desc_dq, x, part: tl.constexpr, use, fetches, to, work, buf, bar, c: tl.constexpr):
+    """Part ``part`` of a step's dQ to memory, ``use`` parts after the first. Returns ``fetches``, its own counted.
 
     Of a pair's CTA the lower lanes hold columns of dQ's first half, the upper ones those of the second.
     """
     PIECES: tl.constexpr = 2 if c.PAIR else 1
-    slot = part % c.STAGES
-    tlx.async_descriptor_store_wait(PIECES * (c.STAGES - 1))
+    slot = use % c.STAGES
+    tlx.async_descriptor_store_wait(PIECES * (c.STAGES - 1))  # the slot's last stores have left it
     if to.last:
+        if to.partial:
+            x += _fetched(desc_acc, slot, part, fetches, to, buf, bar, c)
+            fetches += 1
         tlx.local_store(buf.final[2 * slot], (x * work.scale).to(c.DTYPE))
         tlx.fence("async_shared")
         for piece in tl.static_range(PIECES):
@@ -88,17 +111,22 @@ def _put(desc_acc, desc_dq, x, part: tl.constexpr, to, work, buf, c: tl.constexp
             else:
                 tlx.async_descriptor_store(desc_acc, buf.staging_part[PIECES * slot + piece],
                                            [to.acc_row, piece * (c.D // 2) + part * c.COLUMNS], store_reduce="add")
+    return fetches
 
 
 @triton.jit
-def reduce(tile, n, desc_acc, desc_dq, work, buf, bar, c: tl.constexpr):
-    """One tile, COLUMNS columns of each step's dQ at a time; ``n`` steps came before it. Returns them and its own."""
+def reduce(tile, n, fetches, desc_acc, desc_dq, work, buf, bar, c: tl.constexpr):
+    """One tile, COLUMNS columns of each step's dQ at a time.
+
+    ``n`` steps and ``fetches`` of partial dQ came before it. Returns both, this tile's counted.
+    """
     PARTS: tl.constexpr = c.D // c.COLUMNS // (2 if c.PAIR else 1)
+    ALONE: tl.constexpr = PARTS - c.RELEASE  # parts that are stored one by one
     rank = tlx.cluster_cta_rank() if c.PAIR else 0
     record = work.tiles + tile * FIELDS
     q_start, q_len = tl.load(record + Q_START), tl.load(record + Q_LEN)
     steps, block = tl.load(record + STEPS), tl.load(record + BLOCK)
-    firsts, lasts = tl.load(record + FIRST_FROM), tl.load(record + LASTS)
+    firsts, lasts, partials = tl.load(record + FIRST_FROM), tl.load(record + LASTS), tl.load(record + PARTIALS)
     head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
     if tl.load(record + AFTER_ITSELF) != 0:  # the tile before it wrote to the same blocks
         _stores_done(n)
@@ -107,22 +135,23 @@ def reduce(tile, n, desc_acc, desc_dq, work, buf, bar, c: tl.constexpr):
         for i in tl.range(0, steps, num_stages=1):
             row = (block + i) * c.BLOCK_M + rank * HALF
             acc_row = (acc_block + g * acc_group) * c.BLOCK_M + row
-            to = Target(i >= firsts, i < lasts, acc_row, q_start, q_len, row, column)
+            to = Target(i >= firsts, i < lasts, i < partials, acc_row, q_start, q_len, row, column)
+            use = n * PARTS
             tlx.barrier_wait(bar.dq_full[0], n & 1)
-            for part in tl.static_range(PARTS - c.RELEASE):
+            for part in tl.static_range(ALONE):
                 x = _columns(buf, part, c)
-                _put(desc_acc, desc_dq, x, part, to, work, buf, c)
+                fetches = _put(desc_acc, desc_dq, x, part, use + part, fetches, to, work, buf, bar, c)
             if c.RELEASE == 2:
-                x = _columns(buf, PARTS - 2, c)
-                y = _columns(buf, PARTS - 1, c)
+                x = _columns(buf, ALONE, c)
+                y = _columns(buf, ALONE + 1, c)
                 _release(bar, c)
-                _put(desc_acc, desc_dq, x, PARTS - 2, to, work, buf, c)
-                _put(desc_acc, desc_dq, y, PARTS - 1, to, work, buf, c)
+                fetches = _put(desc_acc, desc_dq, x, ALONE, use + ALONE, fetches, to, work, buf, bar, c)
+                fetches = _put(desc_acc, desc_dq, y, ALONE + 1, use + ALONE + 1, fetches, to, work, buf, bar, c)
             elif c.RELEASE == 1:
-                x = _columns(buf, PARTS - 1, c)
+                x = _columns(buf, ALONE, c)
                 _release(bar, c)
-                _put(desc_acc, desc_dq, x, PARTS - 1, to, work, buf, c)
+                fetches = _put(desc_acc, desc_dq, x, ALONE, use + ALONE, fetches, to, work, buf, bar, c)
             else:
                 _release(bar, c)
             n += 1
-    return n
+    return n, fetches

@@ -17,6 +17,7 @@ HALF = tl.constexpr(64)  # Q rows that are computed at a time, and those of a pa
 THREADS = tl.constexpr(256)  # of the compute role
 S_READ = tl.constexpr(10)  # named barriers: every compute warp has read S, or dP
 DP_READ = tl.constexpr(11)
+FETCHED = tl.constexpr(12)  # the reduction role's: every warp has read what was fetched
 FIELDS = tl.constexpr(schedule.FIELDS)
 Q_START = tl.constexpr(schedule.Q_START)
 Q_LEN = tl.constexpr(schedule.Q_LEN)
@@ -118,6 +119,7 @@ class Barriers(NamedTuple):
     ds_full: tlx.mbarrier
     dq_full: tlx.mbarrier
     dq_empty: tlx.mbarrier
+    partial_full: tlx.mbarrier
     dv_full: tlx.mbarrier
     dk_full: tlx.mbarrier
 
