@@ -1,9 +1,10 @@
 """Runs with a known truth, made from real samples, for trying the gate: what it says against what was done to a row.
 
 A made-up run takes one of the real runs, draws its blocks of samples anew (both backends' blocks in pairs, then samples
-within a block), and moves each row by how real runs differ between each other. Where the data hold fewer than three
-runs that is not known: rows then move by ASSUMED_ROW_SD each and all together by ASSUMED_CLOCK_SD. A regression
-multiplies the latencies of `jfa` in one row.
+within a block), and moves each row further from the mean over runs, as a run that isn't among them would be, with some
+noise on the ratio so that runs between the real ones occur as well. Where the data hold fewer than three runs, how they
+differ is not known: rows then move by ASSUMED_ROW_SD each and all together by ASSUMED_CLOCK_SD. A regression multiplies
+the latencies of `jfa` in one row.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ GEM = Path(__file__).resolve().parents[2] / "results" / "baselines" / "nvidia-h2
 DATA = Path(__file__).resolve().parent / "data" / "gate_samples.csv"
 ASSUMED_ROW_SD, ASSUMED_CLOCK_SD = 0.007, 0.02
 MIN_RUNS = 3
+SMOOTHING = 0.5  # of a row's scatter between runs, added as noise
 NOISE_RUNS = 5
 RERUNS = 4
 DEFAULTS = Settings()
@@ -60,13 +62,31 @@ class Truth:
         return cls(tuple(floor_ms), floor_ms, tuple(runs.values()), lines[0]["gpu"])
 
     @cached_property
-    def residuals(self) -> list[dict[tuple[str, Row], float]]:
-        """Of each run's log latency from the mean over runs, widened to the scatter of a run not among them."""
-        level = [{key: float(np.mean([np.log(np.median(block)) for block in blocks])) for key, blocks in run.items()}
-                 for run in self.samples]
-        widen = np.sqrt(len(level) / (len(level) - 1))
-        centre = {key: np.mean([run[key] for run in level]) for key in level[0]}
-        return [{key: widen * (run[key] - centre[key]) for key in run} for run in level]
+    def levels(self) -> list[dict[tuple[str, Row], float]]:
+        """Of each run, the mean log median of every row's blocks."""
+        return [{key: float(np.mean([np.log(np.median(block)) for block in blocks])) for key, blocks in run.items()}
+                for run in self.samples]
+
+    @cached_property
+    def centre(self) -> dict[tuple[str, Row], float]:
+        """The mean of `levels`."""
+        return {key: float(np.mean([run[key] for run in self.levels])) for key in self.levels[0]}
+
+    @cached_property
+    def ratio_sd(self) -> dict[Row, float]:
+        """Standard deviation between runs of a row's log ratio."""
+        return {row: float(np.std([run[RIVAL, row] - run["jfa", row] for run in self.levels], ddof=1))
+                for row in self.rows}
+
+    def moves(self, chosen: int, row: Row, clock: float, random: np.random.Generator) -> dict[str, float]:
+        """By how much each backend's log latencies of a row are moved in a made-up run."""
+        n = len(self.samples)
+        if n < MIN_RUNS:
+            return {backend: clock + random.normal(0, ASSUMED_ROW_SD / np.sqrt(2)) for backend in ("jfa", RIVAL)}
+        further = np.sqrt(n / (n - 1)) - 1
+        moved = {backend: further * (self.levels[chosen][backend, row] - self.centre[backend, row])
+                 for backend in ("jfa", RIVAL)}
+        return moved | {"jfa": moved["jfa"] + random.normal(0, SMOOTHING * self.ratio_sd[row])}
 
     def run(self, name: str, random: np.random.Generator, slower: Mapping[Row, float] | None = None) -> Run:
         """A made-up run; ``slower`` multiplies latencies of `jfa`."""
@@ -78,13 +98,9 @@ class Truth:
             sides = {backend: real[backend, row] for backend in ("jfa", RIVAL)}
             n = min(map(len, sides.values()))
             drawn = random.integers(n, size=n)
+            moves = self.moves(chosen, row, clock, random)
             for backend, side in sides.items():
-                if len(self.samples) >= MIN_RUNS:
-                    moved = self.residuals[chosen][backend, row] * (1 - 1 / np.sqrt(len(self.samples)
-                                                                                  / (len(self.samples) - 1)))
-                else:
-                    moved = clock + random.normal(0, ASSUMED_ROW_SD / np.sqrt(2))
-                factor = np.exp(moved) * ((slower or {}).get(row, 1.0) if backend == "jfa" else 1.0)
+                factor = np.exp(moves[backend]) * ((slower or {}).get(row, 1.0) if backend == "jfa" else 1.0)
                 record = self.record(name, row, backend)
                 records.append(record)
                 blocks[record.key] = tuple(
@@ -146,8 +162,9 @@ def tally(truth: Truth, slowdown: float, runs: int, reruns: int = RERUNS, settin
     """``runs`` made-up runs; the slowed row is each of the rows in turn."""
     caught = false_alarms = undecided = rerun = 0
     verdicts: Counter = Counter()
-    for seed in range(runs):
-        row = truth.rows[seed % len(truth.rows)] if slowdown else None
+    for index in range(runs):
+        row = truth.rows[index % len(truth.rows)] if slowdown else None
+        seed = index + round(1e6 * slowdown)  # other runs for each slow-down
         result, taken = truth.outcome(seed, {row: 1 + slowdown} if row else None, reruns, settings)
         slow = [(each.record.case, each.record.direction) for each in result.rows if each.verdict is Verdict.SLOW]
         caught += row in slow

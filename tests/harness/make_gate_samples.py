@@ -43,12 +43,11 @@ def lines(run: Run, cases: set[str]) -> list[tuple]:
     return found
 
 
-def main(paths: list[str]) -> None:
+def main(paths: list[str], out: Path = OUT) -> None:
     """Write the file."""
     cases = {case.case_id for case in expand(load_config(ROOT / "configs" / "gate.yaml"))}
     rows = [line for path in paths for line in lines(load_run(Path(path)), cases)]
-    OUT.parent.mkdir(exist_ok=True)
-    with OUT.open("w", encoding="utf-8", newline="") as file:
+    with out.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([COLUMNS, *rows])
 
 
