@@ -85,7 +85,7 @@ _LAUNCHERS: dict[Hashable, _Launchers] = {}
 def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: torch.device) -> _Launchers:
     """The launchers of a variant for one kind of problem."""
     key = (options, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
-           problem.mask.right is None, device)
+           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), device)
     if key not in _LAUNCHERS:
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
@@ -103,6 +103,11 @@ def main_kernel(problem: JaggedProblem, options: HopperBackwardOptions) -> Any:
     return jagged_backward_ahead if _is_ahead(problem, options) else jagged_backward
 
 
+def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
+    return (options.keep_dq and problem.broadcast_q and problem.layout_q.max_seqlen <= 64 and problem.head_dim == 128
+            and problem.group_size == 1 and problem.mask.is_full and not options.ahead)
+
+
 def _is_ahead(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
     return options.ahead and problem.head_dim == 128
 
@@ -112,11 +117,14 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
     if _is_ahead(problem, options):
         return {"GROUP": problem.group_size, "HAS_LEFT": problem.mask.left is not None,
                 "HAS_RIGHT": problem.mask.right is not None, "HINTS": options.l2_hints,
-                "DELTA": options.kernel_delta, "REGISTERS": 232}
+                "DELTA": options.kernel_delta, "PIN": options.pin,
+                "ROTATE": options.rotate and not problem.broadcast_q, "REGISTERS": 232}
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
-            "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None, "REGISTERS": 232}
+            "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
+            "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
+            "ROTATE": options.rotate and not problem.broadcast_q, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

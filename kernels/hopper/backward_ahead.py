@@ -41,7 +41,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_delta import row_statistics
-from kernels.hopper.backward_step import masked, opaque
+from kernels.hopper.backward_step import first_tile, masked, opaque
 from kernels.hopper.ragged import load_rows, store_rows
 
 FIELDS = tl.constexpr(24)  # int32 fields of a tile record
@@ -60,6 +60,29 @@ def _dq_stores_done(x):
     """The same between two tiles, but for the last two stores, which are dK."""
     return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
                                      tl.int32, False, 1)
+
+
+def _needed_now(count):
+    """PTX that passes ``count`` registers on, with a store that depends on all and never happens: none is negative.
+
+    Without it ptxas moves the exponentials past the wait for dQ, to where P is used first, in the next step. Guarded by
+    a predicate that is true, as the simulator skips such lines.
+    """
+    lines = ["{ .reg .pred t, q", ".reg .b32 x", "mov.pred t, 1"]
+    lines += [f"mov.b32 ${i}, ${count + i}" for i in range(count)]
+    lines.append(f"@t or.b32 x, ${count}, ${count + 1}")
+    lines += [f"@t lop3.b32 x, x, ${count + i}, ${count + i + 1}, 0xFE" for i in range(2, count, 2)]
+    return "; ".join([*lines, "@t setp.lt.s32 q, x, 0", "@q st.shared.b32 [x], x", "}"])
+
+
+_NEEDED_NOW = tl.constexpr(_needed_now(32))
+_NEEDED_REGISTERS = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32))
+
+
+@triton.jit
+def _pinned(p):
+    """P^T [64, 64], computed here and not later."""
+    return tl.inline_asm_elementwise(_NEEDED_NOW, _NEEDED_REGISTERS, [p], tl.float32, False, 32)
 
 
 @triton.jit
@@ -91,7 +114,7 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, partial, last, scal
 def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                           num_blocks, scale_log2, scale, left, right, out, dout, lse, lse_stride, row_stride,
                           GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HINTS: tl.constexpr,
-                          DELTA: tl.constexpr, REGISTERS: tl.constexpr):
+                          DELTA: tl.constexpr, PIN: tl.constexpr, ROTATE: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; the arguments are those of `kernels.hopper.backward_kernel`,
     and for DELTA what ``rows`` is made of, by row strides ``lse_stride`` (of a head) and ``row_stride``.
     """
@@ -127,11 +150,12 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
     pid = tl.program_id(0)
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)
+    start = first_tile(tiles, begin, end, pid, ROTATE)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
             if DELTA:
-                row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, lse_smem, delta_smem,
+                row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, start, lse_smem, delta_smem,
                                row_full, row_empty, GROUP, D, SLOTS)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
@@ -140,13 +164,15 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
             n_kv = 0
             n_v = 0
             have = 0  # the tile's first P is there
-            steps = tl.load(tiles + begin * FIELDS + 6)
+            steps = tl.load(tiles + start * FIELDS + 6)
             p = tl.zeros([HALF, HALF], tl.float32)
-            for t in tl.range(begin, end, num_stages=1):
+            for place in tl.range(begin, end, num_stages=1):
+                t = place + start - begin
+                t = tl.where(t < end, t, t - end + begin)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
-                after = tl.minimum(t + 1, end - 1)
+                after = tl.where(t + 1 < end, t + 1, begin)
                 steps2 = tl.load(tiles + after * FIELDS + 6)
-                cross = (t + 1 < end) & (steps2 > 0) & (steps > 0)
+                cross = (place + 1 < end) & (steps2 > 0) & (steps > 0)
                 record = tiles + t * FIELDS
                 kb = n_kv % 2
                 dk = tl.zeros([HALF, D], tl.float32)
@@ -195,8 +221,6 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                         if ending:
                             tlx.barrier_arrive(v_empty[0])
                         ds = (p * (dp - delta[None, :])).to(DTYPE)
-                        if DELTA:
-                            tlx.barrier_arrive(row_empty[at])
                         dv = tlx.async_dot(p.to(DTYPE), do_smem[qb], dv)
                         side = even * 2
                         side = opaque(side)
@@ -217,12 +241,13 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                         dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]),
                                            tlx.local_slice(k_smem[k_slot + 1], [0, cid * 64], [64, 64]), dq)
                         s = tlx.async_dot_wait(3, s)
-                        # without a next step any slot of this step's will do: nobody reads P then
-                        at = tl.where(more, (n_step + 1) % SLOTS, at)
+                        at2 = tl.where(more, (n_step + 1) % SLOTS, at)
                         if DELTA:  # noqa: SIM102 (one is known to the compiler)
                             if more:
-                                tlx.barrier_wait(row_full[at], ((n_step + 1) // SLOTS) & 1)
-                        p = _probability(s, tlx.local_load(lse_smem[at]), scale_log2)
+                                tlx.barrier_wait(row_full[at2], ((n_step + 1) // SLOTS) & 1)
+                        p = _probability(s, tlx.local_load(lse_smem[at2]), scale_log2)
+                        if PIN:
+                            p = _pinned(p)
                         if HAS_LEFT or HAS_RIGHT:
                             record2 = tiles + tl.where(crossing, after, t) * FIELDS
                             cut = i2 < tl.load(record2 + 7)
@@ -230,6 +255,8 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                                 cut |= i2 >= tl.load(record2 + 8)
                             if cut:
                                 p = masked(p, i2 * 64, record2, left, right, cid, HALF, HAS_LEFT, HAS_RIGHT)
+                        if DELTA:
+                            tlx.barrier_arrive(row_empty[at])
                         dk = tlx.async_dot_wait(2, dk)
                         tlx.barrier_arrive(q_empty[qb])
                         dq = tlx.async_dot_wait(0, dq)
@@ -257,7 +284,9 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
             n_step = 0
             n_kv = 0
             n_v = 0
-            for t in tl.range(begin, end, num_stages=1):
+            for place in tl.range(begin, end, num_stages=1):
+                t = place + start - begin
+                t = tl.where(t < end, t, t - end + begin)
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
@@ -297,7 +326,9 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
         with tlx.async_task(num_warps=1, registers=24):  # writer
             n_use = 0
             n_kv = 0
-            for t in tl.range(begin, end, num_stages=1):
+            for place in tl.range(begin, end, num_stages=1):
+                t = place + start - begin
+                t = tl.where(t < end, t, t - end + begin)
                 record = tiles + t * FIELDS
                 q_start, q_len = tl.load(record), tl.load(record + 1)
                 steps, m_first = tl.load(record + 6), tl.load(record + 9)

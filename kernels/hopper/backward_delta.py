@@ -22,14 +22,16 @@ def _prefetch(out, dout, record, i, head, row_stride, D: tl.constexpr):
 
 
 @triton.jit
-def row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, lse_smem, delta_smem, full, empty,
+def row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, start, lse_smem, delta_smem, full, empty,
                    GROUP: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr):
     """For every step of a CTA, in order: lse * log2(e) (+inf where P is to be 0) and delta = rowsum(O * dO) of 64 rows.
 
     Reads O once a step. ``full`` and ``empty`` are the barriers of the ``SLOTS`` slots of both buffers.
     """
     n = 0
-    for t in tl.range(begin, end, num_stages=1):
+    for place in tl.range(begin, end, num_stages=1):
+        t = place + start - begin
+        t = tl.where(t < end, t, t - end + begin)
         record = tiles + t * FIELDS
         steps = tl.load(record + 6)
         if t + 1 < end:
@@ -44,14 +46,14 @@ def row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, ls
                     _prefetch(out, dout, record, i + 1, head, row_stride, D)
                 row = (tl.load(record + 9) + i) * ROWS + tl.arange(0, ROWS)
                 inside = row < tl.load(record + 1)
-                start = tl.load(record + 2)
-                at = (start + row).to(tl.int64)[:, None] * row_stride + head * D + tl.arange(0, CHUNK)[None, :]
+                first = tl.load(record + 2)
+                at = (first + row).to(tl.int64)[:, None] * row_stride + head * D + tl.arange(0, CHUNK)[None, :]
                 delta = tl.zeros([ROWS], tl.float32)
                 for c in tl.range(0, D, CHUNK, num_stages=1):
                     o = tl.load(out + at + c, mask=inside[:, None], other=0.0).to(tl.float32)  # [ROWS, CHUNK]
                     do = tl.load(dout + at + c, mask=inside[:, None], other=0.0).to(tl.float32)
                     delta += tl.sum(o * do, 1)
-                lse2 = tl.load(lse + head.to(tl.int64) * lse_stride + start + row, mask=inside,
+                lse2 = tl.load(lse + head.to(tl.int64) * lse_stride + first + row, mask=inside,
                                other=float("inf")) * LOG2_E
                 lse2 = tl.where(lse2 == -float("inf"), float("inf"), lse2)
                 tlx.barrier_wait(empty[slot], ((n // SLOTS) & 1) ^ 1)

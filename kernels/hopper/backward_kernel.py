@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_step import opaque, step_64, step_128
+from kernels.hopper.backward_step import first_tile, opaque, step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
 
 FIELDS = tl.constexpr(24)  # int32 fields of a tile record
@@ -64,7 +64,7 @@ def _dq_stores_done(x):
 
 @triton.jit
 def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
-                STAGES: tl.constexpr, NEWER: tl.constexpr):
+                STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
     """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
 
     ``NEWER``: stores issued since the slots' last ones.
@@ -74,7 +74,8 @@ def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, CO
         tlx.async_descriptor_store_wait(1 - c + NEWER)
         if fetch:
             tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
-            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot])
+            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot],
+                                      eviction_policy=AGAIN)
         else:
             tlx.barrier_arrive(ready[slot])
 
@@ -84,7 +85,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
                     D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
                     STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr,
-                    HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                    HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr, ROTATE: tl.constexpr,
+                    REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -92,9 +94,11 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
+    ONCE: tl.constexpr = "evict_first" if HINTS else ""  # L2's policy for what passes once, and for partial dQ
+    AGAIN: tl.constexpr = "evict_last" if HINTS else ""
     k_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
     v_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 2)
-    q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_Q)
+    q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, 1 if KEEP else NUM_Q)
     do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
     ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32 * DS_STAGES)
     staging = tlx.local_alloc((HALF, HALF), tl.float32, STAGES * 2)
@@ -116,6 +120,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     pid = tl.program_id(0)
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)
+    start = first_tile(tiles, begin, end, pid, ROTATE)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
@@ -125,10 +130,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             cid: tl.constexpr = tlx.async_task_replica_id()
             n_step = 0
             n_kv = 0
-            steps = tl.load(tiles + begin * FIELDS + 6)
-            for t in tl.range(begin, end, num_stages=1):
+            steps = tl.load(tiles + start * FIELDS + 6)
+            for place in tl.range(begin, end, num_stages=1):
+                t = place + start - begin
+                t = tl.where(t < end, t, t - end + begin)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
-                steps2 = tl.load(tiles + tl.minimum(t + 1, end - 1) * FIELDS + 6)
+                steps2 = tl.load(tiles + tl.where(t + 1 < end, t + 1, begin) * FIELDS + 6)
                 record = tiles + t * FIELDS
                 cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
                 partials, lasts = tl.load(record + 10), tl.load(record + 12)
@@ -143,7 +150,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
                         use = n_step + n_kv
-                        slot = use % STAGES * 2 + cid
+                        slot = cid if KEEP else use % STAGES * 2 + cid
                         k_slot = kb * 2
                         k_slot = opaque(k_slot)
                         cut = i < cut0
@@ -152,11 +159,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         even = n_step % 2
                         if D == 128:
                             dk, dv = step_128(
-                                k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
-                                lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
-                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
-                                (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
-                                left, right, even, cid, DTYPE, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT)
+                                k_smem, v_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
+                                final[2 * slot], lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb],
+                                (n_step // NUM_Q) & 1, do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot],
+                                full[slot], (use // STAGES) & 1, dk, dv, i, cut, i < lasts,
+                                n_step > 0 if KEEP else i < partials, scale_log2, scale, record, left, right, even, cid,
+                                DTYPE, DS_STAGES, DK_FIRST, KEEP, HAS_LEFT, HAS_RIGHT)
                         else:
                             dk, dv = step_64(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
@@ -165,28 +173,43 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
                                 left, right, even, cid, DTYPE, DS_STAGES, HAS_LEFT, HAS_RIGHT)
                         n_step += 1
-                tlx.barrier_arrive(k_empty[kb])
+                if KEEP:
+                    tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
+                else:
+                    tlx.barrier_arrive(k_empty[kb])
                 k_start, k_len = tl.load(record + 3), tl.load(record + 4)
                 row = tl.load(record + 5) + cid * 64
                 column = tl.load(record + 13) * D
                 tlx.local_store(v_smem[kb * 2 + cid], dv.to(DTYPE))
                 tlx.fence("async_shared")
-                store_rows(desc_dv, v_smem[kb * 2 + cid], k_start, k_len, row, column)
-                use = n_step + n_kv
-                slot = use % STAGES * 2 + cid
-                tlx.barrier_wait(ready[slot], (use // STAGES) & 1)
-                tlx.local_store(dk_out[slot * DK], (dk * scale).to(DTYPE))
-                tlx.fence("async_shared")
-                tlx.barrier_arrive(full[slot])
+                store_rows(desc_dv, v_smem[kb * 2 + cid], k_start, k_len, row, column, ONCE)
+                if KEEP:
+                    tlx.local_store(k_smem[kb * 2 + cid], (dk * scale).to(DTYPE))
+                    tlx.fence("async_shared")
+                    store_rows(desc_dk, k_smem[kb * 2 + cid], k_start, k_len, row, column, ONCE)
+                else:
+                    use = n_step + n_kv
+                    slot = use % STAGES * 2 + cid
+                    tlx.barrier_wait(ready[slot], (use // STAGES) & 1)
+                    tlx.local_store(dk_out[slot * DK], (dk * scale).to(DTYPE))
+                    tlx.fence("async_shared")
+                    tlx.barrier_arrive(full[slot])
                 tlx.async_descriptor_store_wait(0)
                 tlx.barrier_arrive(v_empty[kb])
+                if KEEP:
+                    tlx.barrier_arrive(k_empty[kb])
                 n_kv += 1  # noqa: SIM113
                 steps = steps2
+            if KEEP:
+                tlx.fence("async_shared")
+                tlx.barrier_arrive(full[cid])
 
         with tlx.async_task(num_warps=1, registers=24):  # loader
             n_step = 0
             n_kv = 0
-            for t in tl.range(begin, end, num_stages=1):
+            for place in tl.range(begin, end, num_stages=1):
+                t = place + start - begin
+                t = tl.where(t < end, t, t - end + begin)
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
@@ -197,7 +220,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 tlx.barrier_wait(k_empty[kb], kv_phase)
                 tlx.barrier_expect_bytes(k_full[kb], 2 * HALF * D * 2)
                 for c in tl.static_range(2):
-                    load_rows(desc_k, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, k_full[kb])
+                    load_rows(desc_k, k_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, k_full[kb],
+                              ONCE)
                 if steps == 0:
                     tlx.barrier_wait(v_empty[kb], kv_phase)
                     tlx.barrier_arrive(v_full[kb])
@@ -209,8 +233,15 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         db = n_step % NUM_DO
                         at = rows + (head_q * num_blocks + block + m).to(tl.int64) * (2 * BLOCK_M)
                         tlx.barrier_wait(q_empty[qb], ((n_step // NUM_Q) & 1) ^ 1)
-                        tlx.barrier_expect_bytes(q_full[qb], BLOCK_M * D * 2 + 2 * BLOCK_M * 4)
-                        load_rows(desc_q, q_smem[qb], q_start, q_len, m * BLOCK_M, head_q * D, q_full[qb])
+                        if KEEP:  # the same Q in every step
+                            if n_step > 0:
+                                tlx.barrier_expect_bytes(q_full[qb], 2 * BLOCK_M * 4)
+                            else:
+                                tlx.barrier_expect_bytes(q_full[qb], BLOCK_M * D * 2 + 2 * BLOCK_M * 4)
+                                load_rows(desc_q, q_smem[0], q_start, q_len, m * BLOCK_M, head_q * D, q_full[qb])
+                        else:
+                            tlx.barrier_expect_bytes(q_full[qb], BLOCK_M * D * 2 + 2 * BLOCK_M * 4)
+                            load_rows(desc_q, q_smem[qb], q_start, q_len, m * BLOCK_M, head_q * D, q_full[qb])
                         for x in tl.static_range(BLOCK_M // 64):
                             piece = qb * (BLOCK_M // 64) + x
                             tlx.async_load(at + x * 64, lse_smem[piece], bulk=True, barrier=q_full[qb])
@@ -219,7 +250,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                             tlx.barrier_wait(v_empty[kb], kv_phase)
                             tlx.barrier_expect_bytes(v_full[kb], 2 * HALF * D * 2)
                             for c in tl.static_range(2):
-                                load_rows(desc_v, v_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D, v_full[kb])
+                                load_rows(desc_v, v_smem[kb * 2 + c], k_start, k_len, n0 + c * 64, head * D,
+                                          v_full[kb], ONCE)
                         tlx.barrier_wait(do_empty[db], ((n_step // NUM_DO) & 1) ^ 1)
                         tlx.barrier_expect_bytes(do_full[db], BLOCK_M * D * 2)
                         load_rows(desc_do, do_smem[db], o_start, q_len, m * BLOCK_M, head_q * D, do_full[db])
@@ -227,55 +259,69 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 n_kv += 1  # noqa: SIM113
 
         with tlx.async_task(num_warps=1, registers=24):  # writer
-            n_use = 0
-            ROW: tl.constexpr = 0 if D == 128 else 64  # where consumer 1's part of dQ begins
-            COLUMN: tl.constexpr = 64 if D == 128 else 0
-            AHEAD: tl.constexpr = STAGES == 2
-            for t in tl.range(begin, end, num_stages=1):
-                record = tiles + t * FIELDS
-                q_start, q_len = tl.load(record), tl.load(record + 1)
-                steps, m_first = tl.load(record + 6), tl.load(record + 9)
-                partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
-                head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
-                if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
-                    _dq_stores_done(n_use)
-                if AHEAD:
-                    row = (acc_block + m_first) * BLOCK_M
-                    _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, 2)
-                for g in tl.range(0, GROUP, num_stages=1):
-                    column = (head * GROUP + g) * D
-                    for i in tl.range(0, steps, num_stages=1):
-                        m = m_first + i
-                        first = i >= firsts
-                        last = i < lasts
-                        row = (acc_block + g * acc_group + m) * BLOCK_M
-                        if AHEAD:  # the next step's, of the next query head after this one's last, or dK's
-                            over = i + 1 >= steps
-                            g2 = tl.where(over, g + 1, g)
-                            i2 = tl.where(over, 0, i + 1)
-                            row2 = (acc_block + g2 * acc_group + m_first + i2) * BLOCK_M
-                            fetch = (i2 < partials) & (g2 < GROUP)
-                            _make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES, 0)
-                        else:
-                            _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES, 0)
-                        for c in tl.static_range(2):
-                            slot = n_use % STAGES * 2 + c
-                            tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
-                            if last:
-                                store_rows(desc_dq, final[2 * slot], q_start, q_len, m * BLOCK_M + c * ROW,
-                                           column + c * COLUMN)
-                            elif first:
-                                tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN])
-                            else:
-                                tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
-                                                           store_reduce="add")
-                        n_use += 1
-                if not AHEAD:
-                    _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, 0)
-                k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+            if KEEP:
                 for c in tl.static_range(2):
-                    slot = n_use % STAGES * 2 + c
-                    tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
-                    store_rows(desc_dk, dk_out[slot * DK], k_start, k_len, n0 + c * 64, head * D)
-                n_use += 1
-            _stores_done(n_use)
+                    tlx.barrier_wait(full[c], 0)
+                    if begin < end:
+                        row = tl.load(tiles + begin * FIELDS + 15) * BLOCK_M
+                        tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64])
+                _stores_done(begin)
+            else:
+                n_use = 0
+                ROW: tl.constexpr = 0 if D == 128 else 64  # where consumer 1's part of dQ begins
+                COLUMN: tl.constexpr = 64 if D == 128 else 0
+                AHEAD: tl.constexpr = STAGES == 2
+                for place in tl.range(begin, end, num_stages=1):
+                    t = place + start - begin
+                    t = tl.where(t < end, t, t - end + begin)
+                    record = tiles + t * FIELDS
+                    q_start, q_len = tl.load(record), tl.load(record + 1)
+                    steps, m_first = tl.load(record + 6), tl.load(record + 9)
+                    partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
+                    head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
+                    if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
+                        _dq_stores_done(n_use)
+                    if AHEAD:
+                        row = (acc_block + m_first) * BLOCK_M
+                        _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
+                                    2)
+                    for g in tl.range(0, GROUP, num_stages=1):
+                        column = (head * GROUP + g) * D
+                        for i in tl.range(0, steps, num_stages=1):
+                            m = m_first + i
+                            first = i >= firsts
+                            last = i < lasts
+                            row = (acc_block + g * acc_group + m) * BLOCK_M
+                            if AHEAD:  # the next step's, of the next query head after this one's last, or dK's
+                                over = i + 1 >= steps
+                                g2 = tl.where(over, g + 1, g)
+                                i2 = tl.where(over, 0, i + 1)
+                                row2 = (acc_block + g2 * acc_group + m_first + i2) * BLOCK_M
+                                fetch = (i2 < partials) & (g2 < GROUP)
+                                _make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES,
+                                            AGAIN, 0)
+                            else:
+                                _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES,
+                                            AGAIN, 0)
+                            for c in tl.static_range(2):
+                                slot = n_use % STAGES * 2 + c
+                                tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
+                                if last:
+                                    store_rows(desc_dq, final[2 * slot], q_start, q_len, m * BLOCK_M + c * ROW,
+                                               column + c * COLUMN, ONCE)
+                                elif first:
+                                    tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
+                                                               eviction_policy=AGAIN)
+                                else:
+                                    tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
+                                                               eviction_policy=AGAIN, store_reduce="add")
+                            n_use += 1
+                    if not AHEAD:
+                        _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
+                    k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+                    for c in tl.static_range(2):
+                        slot = n_use % STAGES * 2 + c
+                        tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
+                        store_rows(desc_dk, dk_out[slot * DK], k_start, k_len, n0 + c * 64, head * D, ONCE)
+                    n_use += 1
+                _stores_done(n_use)

@@ -32,7 +32,11 @@ class HopperBackwardOptions:
             `kernels.hopper.backward_ahead`, where all stages are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
         kernel_delta: delta is computed inside the main kernel, from O read once a step. With ``ahead`` only.
-        l2_hints: L2 is told to keep partial dQ, and not what passes once. With ``ahead`` only.
+        l2_hints: L2 is told to keep partial dQ, and not what passes once.
+        pin: the exponentials of the next step stay before the wait for dQ. With ``ahead`` only.
+        rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
+        keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
+            mask or groups, D = 128 and not ``ahead``; elsewhere it does nothing.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
@@ -48,6 +52,9 @@ class HopperBackwardOptions:
     ahead: bool = False
     kernel_delta: bool = False
     l2_hints: bool = False
+    pin: bool = False
+    rotate: bool = False
+    keep_dq: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     deterministic: bool = False
@@ -76,6 +83,7 @@ class HopperBackwardOptions:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
                  "dk" * self.dk_first, "ahead" * self.ahead, "delta" * self.kernel_delta, "l2" * self.l2_hints,
+                 "pin" * self.pin, "keep" * self.keep_dq, "rot" * self.rotate,
                  f"own{self.owned_blocks}" if self.direct_dq else "add",
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)

@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+FIELDS = tl.constexpr(24)  # int32 fields of a tile record
+
 
 @triton.jit
 def opaque(x):
@@ -12,6 +14,20 @@ def opaque(x):
     So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
     """
     return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
+
+
+@triton.jit
+def first_tile(tiles, begin, end, pid, ROTATE: tl.constexpr):
+    """Where a CTA begins its round of ``begin ... end - 1``: at a sequence of its own, so that CTAs are not all at
+    their longest ones together.
+    """
+    start = begin
+    if ROTATE:
+        start = begin + (end - begin) * (pid * 37 % 64) // 64
+        while (start < end) & (tl.load(tiles + tl.maximum(tl.minimum(start, end - 1), 0) * FIELDS + 17) != 0):
+            start += 1
+        start = tl.where(start < end, start, begin)
+    return start
 
 
 @triton.jit
@@ -34,10 +50,11 @@ def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr
 
 
 @triton.jit
-def _partial(staging, ready, ready_phase, partial):
-    """What dQ starts from: the partial that the writer has fetched, or zeros."""
+def _partial(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
+    """What dQ starts from: the partial that the writer has fetched, or with KEEP the consumer left there, or zeros."""
     if partial:
-        tlx.barrier_wait(ready, ready_phase)
+        if not KEEP:
+            tlx.barrier_wait(ready, ready_phase)
         dq = tlx.local_load(staging)
     else:
         dq = tl.zeros([64, 64], tl.float32)
@@ -45,22 +62,25 @@ def _partial(staging, ready, ready_phase, partial):
 
 
 @triton.jit
-def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr):
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr):
     """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
-    tlx.barrier_wait(ready, ready_phase)
-    if last:
-        tlx.local_store(final, (dq * scale).to(DTYPE))
-    else:
+    if KEEP:
         tlx.local_store(staging, dq)
-    tlx.fence("async_shared")
-    tlx.barrier_arrive(full)
+    else:
+        tlx.barrier_wait(ready, ready_phase)
+        if last:
+            tlx.local_store(final, (dq * scale).to(DTYPE))
+        else:
+            tlx.local_store(staging, dq)
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(full)
 
 
 @triton.jit
 def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
               do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
               record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
-              DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+              DK_FIRST: tl.constexpr, KEEP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
 
     ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
@@ -81,7 +101,7 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     dv = tlx.async_dot(p16, do, dv)  # [64, 128]
     side = even * 2 * (DS_STAGES - 1)
     side = opaque(side)
-    if DS_STAGES == 1:
+    if DS_STAGES == 1 and not KEEP:
         tlx.named_barrier_wait(12, 256)
     tlx.local_store(ds_smem[side + CID], ds)
     tlx.fence("async_shared")
@@ -91,7 +111,7 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         tlx.named_barrier_wait(9 + side - CID, 256)
     else:
         tlx.named_barrier_wait(9, 256)
-    dq = _partial(staging, ready, ready_phase, partial)
+    dq = _partial(staging, ready, ready_phase, partial, KEEP)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
                        dq)
@@ -101,13 +121,13 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         dk = tlx.async_dot_wait(2, dk)
         tlx.barrier_arrive(q_empty)
         dq = tlx.async_dot_wait(0, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
     else:
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
         dv = tlx.async_dot_wait(3, dv)
         tlx.barrier_arrive(do_empty)
         dq = tlx.async_dot_wait(1, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
         dk = tlx.async_dot_wait(0, dk)
         tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -156,14 +176,14 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     tlx.local_store(ds_smem[side + 2 + CID], ds1)
     tlx.fence("async_shared")
     tlx.named_barrier_wait(9, 256)
-    dq = _partial(staging, ready, ready_phase, partial)
+    dq = _partial(staging, ready, ready_phase, partial, False)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
     dk = tlx.async_dot(ds1, q1, dk)
     dv = tlx.async_dot_wait(3, dv)
     tlx.barrier_arrive(do_empty)
     dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
