@@ -16,16 +16,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.hopper.forward_schedule import lengths_of
+
 FIELDS = tl.constexpr(24)  # of a tile record, see `kernels.hopper.backward_schedule`
 BLOCK_FIELDS = tl.constexpr(6)
 NEVER = tl.constexpr(2**30)
-
-
-@triton.jit
-def _lengths(cu_seqlens, b, inside):
-    """``(start, length)`` of sequences ``b``; 0 where not ``inside``."""
-    start = tl.load(cu_seqlens + b, mask=inside, other=0)
-    return start, tl.load(cu_seqlens + b + 1, mask=inside, other=0) - start
 
 
 @triton.jit
@@ -53,15 +48,16 @@ def _steps(tile, len_q, len_k, left, right, BLOCK_M: tl.constexpr, BLOCK_N: tl.c
     return tl.where(steps > 0, low, 0), steps
 
 
-@triton.jit(do_not_specialize=["batch", "owned_blocks", "owned_steps", "left", "right", "group", "heads"])
-def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, owned_blocks, owned_steps, left, right, group, heads,
-                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-                   SORTED: tl.constexpr, SEQUENCES: tl.constexpr):
+@triton.jit(do_not_specialize=["batch", "longest_q", "longest_k", "owned_blocks", "owned_steps", "left", "right",
+                               "group", "heads"])
+def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, longest_q, longest_k, owned_blocks, owned_steps, left,
+                   right, group, heads, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
+                   HAS_RIGHT: tl.constexpr, SORTED: tl.constexpr, SEQUENCES: tl.constexpr):
     """Writes int32 [batch] each: ``ranks`` (most work first), ``items`` for ``heads`` heads, ``blocks`` of Q."""
     b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     inside = b < batch
-    _q_start, len_q = _lengths(cu_q, b, inside)
-    _k_start, len_k = _lengths(cu_k, b, inside)
+    _q_start, len_q = lengths_of(cu_q, b, inside, longest_q)
+    _k_start, len_k = lengths_of(cu_k, b, inside, longest_k)
     q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)
     owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
     total = q_blocks * k_blocks
@@ -82,11 +78,11 @@ def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, owned_blocks, owned_
     tl.store(blocks + b, q_blocks, mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "owned_blocks", "owned_steps", "right", "num_blocks"])
+@triton.jit(do_not_specialize=["batch", "longest_q", "longest_k", "owned_blocks", "owned_steps", "right", "num_blocks"])
 def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, item_sequences, item_sizes, counts, table,
-                 batch, owned_blocks, owned_steps, right, num_blocks, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                 HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr,
-                 WIDTH: tl.constexpr):
+                 batch, longest_q, longest_k, owned_blocks, owned_steps, right, num_blocks, BLOCK_M: tl.constexpr,
+                 BLOCK_N: tl.constexpr, HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, SEQUENCES: tl.constexpr,
+                 CHUNK: tl.constexpr, WIDTH: tl.constexpr):
     """Writes each sequence's first item and block, its items (sequence and tiles), and its rows of ``table``.
 
     ``counts`` int32 [1] gets the number of items; ``table`` int32 [num_blocks, 6] is `BackwardSchedule.blocks`.
@@ -118,8 +114,8 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
     if tl.program_id(0) == 0:
         tl.store(counts, tl.sum(all_items, 0))
 
-    q_start, len_q = _lengths(cu_q, b, inside)
-    _k_start, len_k = _lengths(cu_k, b, inside)
+    q_start, len_q = lengths_of(cu_q, b, inside, longest_q)
+    _k_start, len_k = lengths_of(cu_k, b, inside, longest_k)
     q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)
     owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
     size = tl.where(owned, k_blocks, 1)
@@ -167,12 +163,13 @@ def _owner(item, workers, ZIGZAG: tl.constexpr):
     return worker
 
 
-@triton.jit(do_not_specialize=["workers", "owned_blocks", "owned_steps", "left", "right", "group", "scratch",
-                               "shared_at", "shared_blocks", "acc_group"])
+@triton.jit(do_not_specialize=["workers", "longest_q", "longest_k", "owned_blocks", "owned_steps", "left", "right",
+                               "group", "scratch", "shared_at", "shared_blocks", "acc_group"])
 def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_sizes, counts, bounds, tiles, workers,
-                owned_blocks, owned_steps, left, right, group, scratch, shared_at, shared_blocks, acc_group,
-                BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
-                ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, CHUNK: tl.constexpr, TURNS: tl.constexpr):
+                longest_q, longest_k, owned_blocks, owned_steps, left, right, group, scratch, shared_at, shared_blocks,
+                acc_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
+                HAS_RIGHT: tl.constexpr, ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, CHUNK: tl.constexpr,
+                TURNS: tl.constexpr):
     """Writes the tiles of one CTA and its end in ``bounds``; the last CTA also a record of zeros behind all tiles.
 
     ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head.
@@ -202,8 +199,8 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
         first = at + tl.sum(tl.where(turn[None, :] < turn[:, None], size[None, :], 0), 1)
         at += tl.sum(size, 0)
         b = tl.load(item_sequences + item, mask=some, other=0)
-        q_start, len_q = _lengths(cu_q, b, some)
-        k_start, len_k = _lengths(cu_k, b, some)
+        q_start, len_q = lengths_of(cu_q, b, some, longest_q)
+        k_start, len_k = lengths_of(cu_k, b, some, longest_k)
         row_block = tl.load(first_blocks + b, mask=some, other=0)
         number = item - tl.load(first_items + b, mask=some, other=0)  # of the item among the sequence's
         q_blocks, k_blocks = tl.cdiv(len_q, BLOCK_M), tl.cdiv(len_k, BLOCK_N)

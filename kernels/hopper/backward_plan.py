@@ -105,16 +105,16 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
          tiles) = memory.split(sizes)
         longest = layout_q.max_seqlen + layout_k.max_seqlen
         left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
-        owned = known.owned_blocks, known.owned_steps
+        limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
         launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
                             problem.broadcast_q, device)
         launch.measure((-(-batch // 128), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of, batch,
-                       *owned, left, right, problem.group_size, 1 if problem.broadcast_q else problem.num_heads_kv)
+                       *limits, left, right, problem.group_size, 1 if problem.broadcast_q else problem.num_heads_kv)
         launch.order((-(-batch // SEQUENCES), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of,
-                     first_items, first_blocks, sequences, tiles_of, counts, blocks, batch, *owned, right,
+                     first_items, first_blocks, sequences, tiles_of, counts, blocks, batch, *limits, right,
                      known.num_blocks)
         launch.deal((known.programs, 1), layout_q.cu_seqlens, layout_k.cu_seqlens, first_items, first_blocks, sequences,
-                    tiles_of, counts, ends, tiles, known.copies or known.programs, *owned, left, right,
+                    tiles_of, counts, ends, tiles, known.copies or known.programs, *limits, left, right,
                     problem.group_size, known.scratch, known.shared_at, known.shared_blocks, known.acc_group)
         return DevicePlan(known, tiles, ends, blocks)
 

@@ -25,30 +25,38 @@ FIELDS = tl.constexpr(len(RECORD_FIELDS))
 
 
 @triton.jit
-def _tiles_and_blocks(cu_rows, cu_walk, b, batch, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Tiles of sequences ``b``, and the blocks that each of them walks; none past the end of the batch."""
-    inside = b < batch
-    rows = tl.load(cu_rows + b + 1, mask=inside, other=0) - tl.load(cu_rows + b, mask=inside, other=0)
-    walk = tl.load(cu_walk + b + 1, mask=inside, other=0) - tl.load(cu_walk + b, mask=inside, other=0)
-    return tl.cdiv(rows, ROWS), tl.cdiv(walk, BLOCK)
+def lengths_of(cu_seqlens, b, inside, longest):
+    """``(start, length)`` of sequences ``b``, 0 where not ``inside``.
+
+    None is longer than the caller said: that would be more tiles than there is room for.
+    """
+    start = tl.load(cu_seqlens + b, mask=inside, other=0)
+    length = tl.load(cu_seqlens + b + 1, mask=inside, other=0) - start
+    return start, tl.minimum(length, longest)
 
 
-@triton.jit(do_not_specialize=["batch"])
-def tiles_kernel(cu_rows, cu_walk, header, records, batch, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-                 SORTED: tl.constexpr, LAST_FIRST: tl.constexpr, SHARED_ROWS: tl.constexpr, SEQUENCES: tl.constexpr,
-                 CHUNK: tl.constexpr, TILES: tl.constexpr):
+@triton.jit(do_not_specialize=["batch", "longest_rows", "longest_walk"])
+def tiles_kernel(cu_rows, cu_walk, header, records, batch, longest_rows, longest_walk, ROWS: tl.constexpr,
+                 BLOCK: tl.constexpr, SORTED: tl.constexpr, LAST_FIRST: tl.constexpr, SHARED_ROWS: tl.constexpr,
+                 SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, TILES: tl.constexpr):
     """Writes ``records [T, 8]`` of ``batch`` sequences with offsets ``cu_rows`` and ``cu_walk``, and the ``header``.
+
+    No sequence has more than ``longest_rows`` rows and walks more than ``longest_walk``.
 
     SORTED: most blocks to walk first. LAST_FIRST: a sequence's last tile first. SHARED_ROWS: all read rows from 0 on.
     """
     b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     inside = b < batch
-    count, work = _tiles_and_blocks(cu_rows, cu_walk, b, batch, ROWS, BLOCK)
+    row_start, row_len = lengths_of(cu_rows, b, inside, longest_rows)
+    walk_start, walk_len = lengths_of(cu_walk, b, inside, longest_walk)
+    count, work = tl.cdiv(row_len, ROWS), tl.cdiv(walk_len, BLOCK)
     before = tl.zeros([SEQUENCES, CHUNK], tl.int32)
     total = tl.zeros([CHUNK], tl.int32)
     for other0 in tl.range(0, batch, CHUNK, num_stages=1):
         other = other0 + tl.arange(0, CHUNK)
-        counts, works = _tiles_and_blocks(cu_rows, cu_walk, other, batch, ROWS, BLOCK)
+        _start, rows = lengths_of(cu_rows, other, other < batch, longest_rows)
+        _start, walk = lengths_of(cu_walk, other, other < batch, longest_walk)
+        counts, works = tl.cdiv(rows, ROWS), tl.cdiv(walk, BLOCK)
         precedes = other[None, :] < b[:, None]  # [SEQUENCES, CHUNK]
         if SORTED:
             precedes = (works[None, :] > work[:, None]) | ((works[None, :] == work[:, None]) & precedes)
@@ -59,10 +67,6 @@ def tiles_kernel(cu_rows, cu_walk, header, records, batch, ROWS: tl.constexpr, B
         tl.store(header, 0)
         tl.store(header + 1, 0)
         tl.store(header + 2, tl.sum(total, 0))
-    row_start = tl.load(cu_rows + b, mask=inside, other=0)
-    row_len = tl.load(cu_rows + b + 1, mask=inside, other=0) - row_start
-    walk_start = tl.load(cu_walk + b, mask=inside, other=0)
-    walk_len = tl.load(cu_walk + b + 1, mask=inside, other=0) - walk_start
     read_from = row_start
     if SHARED_ROWS:
         read_from = row_start * 0
@@ -119,7 +123,8 @@ def device_tiles(problem: JaggedProblem, shape: TileShape, order: str, stream: i
         memory = torch.empty((at_most * len(RECORD_FIELDS) + HEADER,), dtype=torch.int32, device=rows.device)
         header, records = memory[:HEADER], memory[HEADER:]
         launch = _launcher(shape, order == "sorted", last_first, problem.broadcast_q, rows.device)
-        launch((-(-rows.batch // SEQUENCES), 1), rows.cu_seqlens, walk.cu_seqlens, header, records, rows.batch)
+        launch((-(-rows.batch // SEQUENCES), 1), rows.cu_seqlens, walk.cu_seqlens, header, records, rows.batch,
+               rows.max_seqlen, walk.max_seqlen)
         return DeviceTiles(header, records, at_most)
 
     return walk.cached(key, build)

@@ -63,3 +63,9 @@ def test_offsets_that_only_the_device_knows_are_not_read_by_the_host(monkeypatch
     layout = JaggedLayout.from_lengths([5, 70])
     monkeypatch.setattr(JaggedLayout, "offsets", property(lambda self: pytest.fail("the host reads the offsets")))
     assert len(built(layout, layout, TileShape(64, 64), "sorted")) == 3
+
+
+def test_a_sequence_longer_than_was_said_is_cut_rather_than_listed_beyond_the_list():
+    layout = JaggedLayout(torch.tensor([0, 300, 305], dtype=torch.int32), total=305, max_seqlen=200)
+    made = built(layout, layout, TileShape(64, 64), "none")
+    assert made[:, 1].tolist() == [200] * 4 + [5]
