@@ -88,13 +88,13 @@ class _JaggedAttention(torch.autograd.Function):
 def _choose(problem: JaggedProblem, direction: Direction, device: torch.device, plan: Plan) -> dispatch.Choice:
     choice = dispatch.choose(problem, direction, device, plan.impl, plan.schedule)
     if choice.reason:
-        _log_once(f"{direction}: {choice.implementation.name}, because {choice.reason}")
+        _log_once(direction, choice.implementation.name, choice.reason)
     return choice
 
 
 @functools.lru_cache(maxsize=256)
-def _log_once(message: str) -> None:
-    logger.info(message)
+def _log_once(direction: Direction, name: str, reason: str) -> None:
+    logger.info("%s: %s, because %s", direction, name, reason)
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:

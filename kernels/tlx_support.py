@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -22,10 +23,16 @@ def _wrong_device(device: torch.device, capability: tuple[int, int]) -> str | No
     wanted = f"sm_{capability[0]}{capability[1]}"
     if device.type != "cuda":
         return f"TLX kernels for {wanted} need such a GPU, the device is {device}"
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = _capability(torch.cuda.get_device_capability, device)
     if (major, minor) != capability:
         return f"TLX kernels for {wanted} need such a GPU, this one is sm_{major}{minor}"
     return None
+
+
+@functools.cache
+def _capability(ask: Callable[[torch.device], tuple[int, int]], device: torch.device) -> tuple[int, int]:
+    """``ask(device)``, once: each call in each direction comes by here, for each family of kernels."""
+    return ask(device)
 
 
 def _not_covered(problem: JaggedProblem, direction: Direction, head_dims: tuple[int, ...]) -> str | None:
