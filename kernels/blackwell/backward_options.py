@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from kernels.problem import JaggedProblem
 
 SCHEDULES = ("none", "sorted", "zigzag", "clc")
 HEAD_DIMS = (64, 128)
 SMEM_BYTES = 232_448  # of one CTA
-_SCRATCH_BYTES = 1_000  # barriers, and what the compiler takes beside the buffers
+_SCRATCH_BYTES = 1_040  # barriers, and what the compiler takes beside the buffers
+_PAIR_SCRATCH_BYTES = 1_420
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "block_m": (64, 128), "q_stages": (1, 2, 3), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (2, 3, 4),
     "early_release": (0, 1, 2), "owned_blocks": tuple(range(65)),
@@ -96,13 +97,14 @@ class BlackwellBackwardOptions:
         return "-".join(parts)
 
     def smem_bytes(self, head_dim: int) -> int:
-        """Shared memory of a CTA, with what the compiler adds; at most some hundred bytes too many."""
+        """Shared memory of a CTA, with what the compiler adds; some hundred bytes too many, at D = 64 4 KB too few."""
+        scratch = _PAIR_SCRATCH_BYTES if self.pair else _SCRATCH_BYTES
         k_copies = 3 if self.pair else 2  # K, V, and a pair has half of K's columns twice
         copies = 1  # of Q and dO; a pair's CTA has half of them twice
         tiles = k_copies * self.kv_stages * 128 + copies * (self.q_stages + self.do_stages) * self.block_m
         ds_tiles = 3 if self.pair else 2  # of 64 rows' dS for 128 rows of BLOCK_M 128; half of that for 64
         staging = self.dq_stages * self.block_m * (16 if self.pair else 32) * 4
-        return (2 * head_dim * tiles + 128 * self.block_m * ds_tiles + staging + 3 * 4 * self.block_m + _SCRATCH_BYTES)
+        return (2 * head_dim * tiles + 128 * self.block_m * ds_tiles + staging + 3 * 4 * self.block_m + scratch)
 
     def why_not(self, problem: JaggedProblem, schedule: str) -> str | None:
         """Why this variant can't run the problem in that order of tiles; None if it can."""
@@ -124,6 +126,19 @@ class BlackwellBackwardOptions:
         return None
 
 
+#: 64 rows of Q and the next tile's K and V in flight, for tiles of few steps.
+SHORT_TILES = BlackwellBackwardOptions(kv_stages=2)
+#: 128 rows of Q, one CTA.
+LONG_TILES = BlackwellBackwardOptions(block_m=128)
+#: 128 rows of Q and 256 of KV, two CTAs.
+PAIR = BlackwellBackwardOptions(pair=True, block_m=128, q_stages=1, warp_barriers=False)
+
+
 def select(problem: JaggedProblem, schedule: str) -> BlackwellBackwardOptions:
-    """The variant for a problem."""
-    return BlackwellBackwardOptions(broadcast_sums=schedule != "clc")
+    """The variant for a problem, by reasoning alone: nothing has been measured, see NOTES_BACKWARD.md."""
+    if problem.broadcast_q:
+        return replace(SHORT_TILES, broadcast_sums=schedule != "clc")
+    if problem.head_dim == 64:
+        return replace(LONG_TILES, do_stages=2, kv_stages=2)
+    mean = problem.layout_k.total / max(problem.batch, 1)
+    return SHORT_TILES if mean < 256 else LONG_TILES if mean < 768 else PAIR
