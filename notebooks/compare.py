@@ -50,7 +50,7 @@ compared.what_differs(comparison)
 # Both sides of this ratio were measured in the same run, so it feels less of clock and temperature than a latency does.
 
 # %%
-by_speedup = compared.compare_runs(BEFORE, AFTER, by="speedup", backend="jfa")
+by_speedup = compared.compare_speedups(BEFORE, AFTER)
 compared.verdict(by_speedup)
 
 # %%

@@ -63,7 +63,7 @@ def test_the_example_config_expands_as_described(tmp_path):
     (tmp_path / "mine.yaml").write_text(config)
     cases = expand(load_config(tmp_path / "mine.yaml"))
     assert [case.name for case in cases] == ["history", "history_causal", "pooled"]
-    assert cases[0].lengths_k.tolist() == [512, 3, 77, 0, 1290, 40]
+    assert cases[0].lengths_k.tolist() == [51, 3, 77, 0, 129, 40]
     (tmp_path / "mine.yaml").write_text(re.sub(r"^backends: .*\n", variants, config, flags=re.MULTILINE))
     assert [each.name for each in load_config(tmp_path / "mine.yaml").backends] == [
         "jfa", "jfa_unsorted", "what_padding_costs"]

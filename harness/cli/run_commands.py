@@ -79,6 +79,7 @@ def run_command(
         if not no_plots:
             write_plots(records, result.out_dir / "plots", None)
         typer.echo(f"records: {result.csv_path}")
+        typer.echo(f"one page of it all: harness report {shlex.quote(str(result.csv_path))}")
     _say_what_a_gpu_adds(records)
     if result.interrupted:
         more = {"--from": replay, "--no-plots": no_plots, "--launcher": launcher, "--jobs": jobs if launcher else None}

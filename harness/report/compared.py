@@ -31,8 +31,18 @@ def compare_runs(before: Path | str, after: Path | str, by: str = "latency", bac
         raise UserError(str(error)) from None
 
 
-def verdict(comparison: Comparison) -> Note:
-    """How many rows are clearly faster, clearly slower, or neither, in words."""
+def compare_speedups(before: Path | str, after: Path | str, backend: str = "jfa") -> Comparison | str:
+    """The same of a backend's speed-up over FA4; where a run has none, a sentence that says so."""
+    try:
+        return compare_runs(before, after, "speedup", backend)
+    except UserError as error:
+        return str(error)
+
+
+def verdict(comparison: Comparison | str) -> Note:
+    """How many rows are clearly faster, clearly slower, or neither, in words; or why there is no comparison."""
+    if isinstance(comparison, str):
+        return Note(f"Not compared: {comparison}.")
     faster, slower = (sum(beyond(row.ratio) for row in comparison.rows) for beyond in (_above, _below))
     record = comparison.rows[0].b
     by = comparison.by.value.replace("_", " ")
@@ -66,8 +76,10 @@ def what_differs(comparison: Comparison) -> Note:
     return Note("\n".join(f"- {line}" for line in lines) if lines else "Nothing: both ran with the same versions.")
 
 
-def forest(comparison: Comparison) -> Picture:
+def forest(comparison: Comparison | str) -> Picture:
     """The ratio of each row with its interval, and the geometric means."""
+    if isinstance(comparison, str):
+        return Picture("there is no comparison", "")
     with matplotlib.rc_context(rc=parts.RC):
         return Picture(forest_figure(comparison), "Speed after over before, a line per row, with 95 % intervals")
 

@@ -52,13 +52,19 @@ def test_what_became_faster_is_found_and_nothing_else(runs):
 
 
 def test_means_and_the_forest_are_of_the_same_rows(runs):
-    comparison = compared.compare_runs(*runs, by="speedup", backend="jfa")
+    comparison = compared.compare_speedups(*runs)
     table = compared.means(comparison).rows
     assert list(table["backend, direction"]) == ["jfa fwd", "jfa bwd"]
     figure = compared.forest(comparison).drawn
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == len(comparison.rows) + 2
     assert "speed-up over FA4" in figure.texts[0].get_text()
+
+
+def test_runs_without_a_speedup_say_so_instead(runs):
+    comparison = compared.compare_speedups(*runs, backend="flex")
+    assert "has no backend 'flex'" in compared.verdict(comparison).text
+    assert isinstance(compared.forest(comparison).drawn, str)
 
 
 def test_a_run_against_itself_shows_no_difference(runs):
