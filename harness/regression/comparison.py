@@ -37,7 +37,10 @@ class ComparedRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows with a time in both runs, their geometric mean by backend, and what else there is to say."""
+    """All rows with a time in both runs, geometric means by backend, direction and scope, and what else is to be said.
+
+    ``interleaved``: both sides were measured in turns, in one run.
+    """
 
     names: tuple[str, str]
     by: Measure
@@ -73,18 +76,16 @@ def compare(a: Run, b: Run, *, by: Measure = Measure.LATENCY, backend: str | Non
     if not rows:
         raise Refused(f"compare: no row of {a.csv} has a counterpart with a time in {b.csv}: "
                       f"{_why_none(a, b, pairs, by)}")
-    means = {}
-    for name in dict.fromkeys(row.a.backend for row in rows):
-        for direction in dict.fromkeys(row.a.direction for row in rows):
-            found = [estimate for row, estimate in zip(rows, estimates, strict=True)
-                     if (row.a.backend, row.a.direction) == (name, direction)]
-            if found:
-                means[f"{name} {direction}"] = _interval(mean(found)), len(found)
+    groups: dict[str, list[Estimate]] = {}
+    for row, estimate in zip(rows, estimates, strict=True):
+        scope = [row.a.scope] * (row.a.scope != "kernel")
+        groups.setdefault(" ".join([row.a.backend, row.a.direction, *scope]), []).append(estimate)
+    means = {name: (_interval(mean(found)), len(found)) for name, found in groups.items()}
     if not interleaved and a is not b and by is not Measure.SPEEDUP:
         notes.append("measured at two times: the intervals leave out what clock and temperature did between them "
                      "(--by speedup compares the ratios over FA4, which feel less of it)")
     return Comparison(names, by, tuple(rows), means, _differences(a, b), (*notes, *_left_out(a, b, pairs, rows)),
-                      interleaved)
+                      interleaved or a is b)
 
 
 def _pairs(a: Run, b: Run, backend: str | None, against: str | None) -> list[tuple[RowKey, RowKey]]:

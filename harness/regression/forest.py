@@ -5,18 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from harness import plot_parts as parts
 from harness.errors import UserError
+from harness.plots import RATIO_TICKS
 from harness.regression.comparison import Comparison
 from harness.statistics import Interval
 
 FASTER, SLOWER, OPEN = parts.OURS, parts.FA4, parts.GREY
 ROW_IN = 0.24
+NARROW = 1.6  # span of an axis up to which evenly spaced ticks suit it
 
 
 def draw_forest(comparison: Comparison, out: Path) -> None:
@@ -55,7 +56,7 @@ def forest_figure(comparison: Comparison) -> Figure:
     axes.set_xlabel(f"speed of {b} over {a} (log scale, right of 1 is {b} faster), 95 % intervals", fontsize=8.5,
                     color=parts.GREY)
     what = {"latency": "latency", "speedup": "speed-up over FA4", "floor_share": "share of the floor"}
-    how = "measured in turns" if comparison.interleaved else "two runs"
+    how = "in turns, one run" if comparison.interleaved else "two runs"
     record = comparison.rows[0].a
     figure.text(0.15 / width, 1 - 0.12 / total, f"{a} against {b}, by {what[comparison.by.value]}", fontsize=11.5,
                 fontweight="bold", va="top")
@@ -80,7 +81,10 @@ def _scale(axes: Axes, ratios: list[Interval]) -> None:
     high = max(1.02, max(ratio.high for ratio in ratios)) * 1.01
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    ticks = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high) if high / low < 4 else np.geomspace(low, high, 6)
+    if high / low < NARROW:
+        ticks = list(MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(low, high))
+    else:
+        ticks = list(next(ticks for span, ticks in RATIO_TICKS if high / low <= span))
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))

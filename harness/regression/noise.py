@@ -23,7 +23,7 @@ from harness.summary import new_table
 
 NOISE_SCHEMA = 1
 MIN_RUNS = 3
-ASSUMED = {Measure.SPEEDUP: 0.01, Measure.FLOOR_SHARE: 0.03}  # standard deviations where no A/A runs tell
+ASSUMED = {Measure.SPEEDUP: 0.008, Measure.FLOOR_SHARE: 0.03}  # standard deviations where no A/A runs tell
 ASSUMED_DOF = 30.0
 PRIOR_DOF = 8.0  # how many degrees of freedom the mean over all rows counts, beside a row's own
 
