@@ -29,6 +29,7 @@ class HopperForwardOptions:
         o_in_q: O is staged in the group's Q slot, which is free again a tile later.
         apart: a group walks those blocks that its own 64 rows see and lets the others pass, so that groups of a worker
             drift apart as far as the rings allow; a tile's first rows go to the next group at every turn.
+        narrow_tail: a tile's first block is computed at half its width where no row sees more of it.
         ping_pong: two groups take turns at issuing, so that one's softmax meets the other's matmuls.
         warp_barriers: every thread arrives by itself when a slot is released, without a sync of the group.
         peel_masks: only blocks that a bound cuts are masked; off: every block is.
@@ -51,6 +52,7 @@ class HopperForwardOptions:
     o_in_v: bool = False
     o_in_q: bool = False
     apart: bool = False
+    narrow_tail: bool = False
     ping_pong: bool = False
     warp_barriers: bool = True
     peel_masks: bool = True
@@ -105,6 +107,7 @@ class HopperForwardOptions:
             (self.o_in_q and self.q_buffers < 2, "o_in_q needs q_buffers >= 2: a slot is free a tile later"),
             (self.o_in_q and not self.prefetch_next_tile, "prefetch_next_tile off needs o_in_q off"),
             (self.apart and (solo or self.ping_pong), "apart needs consumer_groups >= 2 and ping_pong off"),
+            (self.narrow_tail and (self.o_in_q or self.o_in_v), "narrow_tail needs o_in_q and o_in_v off"),
             (groups == 4 and head_dim == 128, "four groups need head_dim 64: too few registers"),
             (self.streams == 3 and head_dim == 128 and mask.left is not None,
              "streams 3 spills at head_dim 128 under a left bound"),

@@ -38,6 +38,9 @@ SWITCHED = {
     "pair128, every thread arrives": replace(VARIANTS["pair128"], warp_barriers=True),
     "trio64, unsorted, head after head": replace(VARIANTS["trio64"], schedule="none", section_mb=0),
     "duo64, apart": DUO,
+    "solo64, narrow tail": replace(VARIANTS["solo64"], narrow_tail=True),
+    "pair128, narrow tail": replace(VARIANTS["pair128"], narrow_tail=True, warp_barriers=True),
+    "pair128, apart, narrow tail": replace(VARIANTS["pair128"], narrow_tail=True, ping_pong=False, apart=True),
     "trio64, apart": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, warp_barriers=False),
     "trio64, apart, dynamic": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, schedule="dynamic"),
 }

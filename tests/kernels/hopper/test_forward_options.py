@@ -85,6 +85,7 @@ def test_every_variant_runs_at_some_head_dim_and_every_switched_one_without_mask
     ({"o_in_q": True, "o_in_v": True}, "o_in_v"),
     ({"o_in_q": True, "q_buffers": 2, "prefetch_next_tile": False}, "prefetch_next_tile"),
     ({"apart": True}, "apart"),
+    ({"narrow_tail": True, "o_in_v": True}, "narrow_tail"),
     ({"consumer_groups": 2, "ctas_per_sm": 1, "apart": True, "ping_pong": True}, "apart"),
     ({"consumer_groups": 4, "ctas_per_sm": 1}, "four groups"),
     ({"prefetch_next_tile": False, "q_buffers": 2}, "prefetch_next_tile"),
