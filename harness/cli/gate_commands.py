@@ -64,7 +64,7 @@ def gate_command(
         "--floor-tolerance", metavar="SHARE", min=0.001, max=0.5,
         help="Change of the share of the floor that passes.")] = 0.10,
     alpha: Annotated[float, typer.Option(
-        "--alpha", min=1e-6, max=0.5, help="Largest p-value, corrected over all rows, of FAST and SLOW.")] = 0.05,
+        "--alpha", min=1e-6, max=0.5, help="Largest p-value, corrected over all rows, of FAST and SLOW.")] = 0.02,
     static: Annotated[bool, typer.Option("--static", help="Check compiled kernels too; needs no GPU.")] = False,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Directory of the run, if RUN is a config.")] = None,

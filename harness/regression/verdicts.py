@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
-ALPHA = 0.05  # of the corrected p-values; with the threshold together, far fewer gates than that are wrong
+ALPHA = 0.02  # of the corrected p-values; with the threshold together, far fewer gates than that are wrong
 RESOLUTION = -math.log1p(-0.05)  # a row of which a change of 5 % can't be told isn't SAME
 
 

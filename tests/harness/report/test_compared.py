@@ -54,10 +54,10 @@ def test_what_became_faster_is_found_and_nothing_else(runs):
 def test_means_and_the_forest_are_of_the_same_rows(runs):
     comparison = compared.compare_speedups(*runs)
     table = compared.means(comparison).rows
-    assert list(table["backend, direction"]) == ["jfa fwd", "jfa bwd"]
+    assert list(table["backend, direction"]) == ["jfa fwd", "jfa fwd operation", "jfa bwd", "jfa bwd operation"]
     figure = compared.forest(comparison).drawn
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(labels) == len(comparison.rows) + 2
+    assert len(labels) == len(comparison.rows) + 4
     assert "speed-up over FA4" in figure.texts[0].get_text()
 
 
