@@ -164,7 +164,7 @@ def _narrow_start(q, q_empty, k_ring, v_ring, count, scale, row, column, shift, 
 @triton.jit
 def _steps(q, k_ring, v_ring, count, high, begin, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len,
            work, STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """Blocks ``begin ... n - 1`` of a tile with K from the ring's ``count``-th on. One loop: over two, ptxas serialises."""
+    """Blocks ``begin ... n - 1`` of a tile; its first K is the ring's ``count``-th. In two loops, ptxas serialises."""
     for i in tl.range(begin, n, num_stages=1):
         column = (high - 1 - i) * c.BLOCK_N + columns
         p, m, norm, acc = _step(q, k_ring, v_ring, count + i, p, m, norm, acc, scale, row, column, shift, k_len, work,
