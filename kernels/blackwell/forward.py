@@ -70,7 +70,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
                    KV_SLOTS: tl.constexpr, P_SLICES: tl.constexpr, ALIAS: tl.constexpr, SKIP_RESCALE: tl.constexpr,
                    EMULATED: tl.constexpr, PACKED: tl.constexpr, PEEL: tl.constexpr, EARLY_RELEASE: tl.constexpr,
                    SKIP_IDLE: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, CLC: tl.constexpr,
-                   CLC_STAGES: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+                   CLC_STAGES: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.blackwell.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``header`` int32, T at index 2; ``scale`` is
@@ -113,7 +113,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
                 tile_after = read_record(work, after, c)
                 counts = correct(tmem, o_smem, bars, scale, lse, lse_stride, work, item, tile, counts, c)
                 item, turn, tile = after, turn + 1, tile_after
-        with tlx.async_task(num_warps=4, registers=192, replicate=2):
+        with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             group: tl.constexpr = tlx.async_task_replica_id()
             item, turn, counts = work.first_item, 0, no_counts()
             tile = read_record(work, item, c)
@@ -205,6 +205,7 @@ def kernel_constants(options: BlackwellForwardOptions, head_dim: int, has_left: 
         "PACKED": options.packed_math, "PEEL": options.peel_masks, "EARLY_RELEASE": options.early_release,
         "SKIP_IDLE": options.skip_idle_group, "SECTIONS": sections, "ZIGZAG": options.schedule == "zigzag",
         "CLC": options.schedule == "clc", "CLC_STAGES": CLC_STAGES, "HAS_LEFT": has_left, "HAS_RIGHT": has_right,
+        "REGISTERS": options.registers,
     }
 
 

@@ -47,6 +47,12 @@ class BlackwellForwardOptions:
     block_m = 256  # query rows of a tile
     block_n = 128  # keys of a step
 
+    @property
+    def registers(self) -> int:
+        """Registers a thread of the softmax groups. The correction gets what these and 32 a thread of one-warp roles
+        leave of 512: drawing items takes it some more."""
+        return 184 if self.schedule == "clc" else 192
+
     def slots(self, head_dim: int) -> int:
         """Slots of the K/V ring: three at 128, six at 64, unless ``kv_slots`` says otherwise."""
         return self.kv_slots or 384 // head_dim
@@ -68,7 +74,8 @@ class BlackwellForwardOptions:
             (self.kv_slots != 0 and self.kv_slots < 3, f"kv_slots: expected 0 or at least 3, got {self.kv_slots}: with "
              "fewer the next K would wait for the V before it"),
             (self.p_slices not in (1, 2, 4), f"p_slices: expected 1, 2 or 4, got {self.p_slices}"),
-            (self.emulated_exp2 not in (0, 2, 4, 8), f"emulated_exp2: expected 0, 2, 4 or 8, got {self.emulated_exp2}"),
+            (self.emulated_exp2 not in range(0, 17, 2),
+             f"emulated_exp2: expected an even number from 0 to 16, got {self.emulated_exp2}"),
             (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),
         ]
         for broken, reason in rules:
