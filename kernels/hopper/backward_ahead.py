@@ -41,25 +41,8 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_delta import row_statistics
-from kernels.hopper.backward_step import first_tile, masked, opaque
+from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, masked, opaque, stores_done
 from kernels.hopper.ragged import load_rows, store_rows
-
-FIELDS = tl.constexpr(24)  # int32 fields of a tile record
-HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
-
-
-@triton.jit
-def _stores_done(x):
-    """Wait until this thread's bulk stores are complete and visible, not only read, for later bulk accesses too."""
-    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
-                                     tl.int32, False, 1)
-
-
-@triton.jit
-def _dq_stores_done(x):
-    """The same between two tiles, but for the last two stores, which are dK."""
-    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
-                                     tl.int32, False, 1)
 
 
 def _needed_now(count):
@@ -335,7 +318,7 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                 partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
                 head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
                 if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
-                    _dq_stores_done(n_use)
+                    dq_stores_done(n_use)
                 for g in tl.range(0, GROUP, num_stages=1):
                     column = (head * GROUP + g) * D
                     for i in tl.range(0, steps, num_stages=1):
@@ -376,4 +359,4 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                 tlx.barrier_arrive(k_empty[kb])
                 n_use += 1
                 n_kv += 1  # noqa: SIM113
-            _stores_done(n_use)
+            stores_done(n_use)

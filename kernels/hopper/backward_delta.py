@@ -4,7 +4,8 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-FIELDS = tl.constexpr(24)  # int32 fields of a tile record
+from kernels.hopper.backward_parts import FIELDS
+
 ROWS = tl.constexpr(64)  # of a block of Q
 LOG2_E = tl.constexpr(1.4426950408889634)
 CHUNK = tl.constexpr(16)  # columns at a time: the task has 24 registers a thread

@@ -41,25 +41,9 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_step import first_tile, opaque, step_64, step_128
+from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done
+from kernels.hopper.backward_step import step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
-
-FIELDS = tl.constexpr(24)  # int32 fields of a tile record
-HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
-
-
-@triton.jit
-def _stores_done(x):
-    """Wait until this thread's bulk stores are complete and visible, not only read, for later bulk accesses too."""
-    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
-                                     tl.int32, False, 1)
-
-
-@triton.jit
-def _dq_stores_done(x):
-    """The same between two tiles, but for the last two stores, which are dK."""
-    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
-                                     tl.int32, False, 1)
 
 
 @triton.jit
@@ -265,7 +249,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     if begin < end:
                         row = tl.load(tiles + begin * FIELDS + 15) * BLOCK_M
                         tlx.async_descriptor_store(desc_acc, staging[c], [row, c * 64])
-                _stores_done(begin)
+                stores_done(begin)
             else:
                 n_use = 0
                 ROW: tl.constexpr = 0 if D == 128 else 64  # where consumer 1's part of dQ begins
@@ -280,7 +264,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
                     head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
                     if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
-                        _dq_stores_done(n_use)
+                        dq_stores_done(n_use)
                     if AHEAD:
                         row = (acc_block + m_first) * BLOCK_M
                         _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
@@ -324,4 +308,4 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
                         store_rows(desc_dk, dk_out[slot * DK], k_start, k_len, n0 + c * 64, head * D, ONCE)
                     n_use += 1
-                _stores_done(n_use)
+                stores_done(n_use)

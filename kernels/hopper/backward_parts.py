@@ -1,0 +1,63 @@
+"""What both main kernels of the Hopper backward use: a tile's record, the round of a CTA, the mask, ends of stores."""
+
+import triton
+import triton.language as tl
+
+FIELDS = tl.constexpr(24)  # int32 fields of a tile record, see `kernels.hopper.backward_schedule`
+HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
+
+
+@triton.jit
+def opaque(x):
+    """``x``, as a value that the compiler can't know to be the same in every round of a loop.
+
+    So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
+    """
+    return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
+
+
+@triton.jit
+def first_tile(tiles, begin, end, pid, ROTATE: tl.constexpr):
+    """Where a CTA begins its round of ``begin ... end - 1``: at a sequence of its own, so that CTAs are not all at
+    their longest ones together.
+    """
+    start = begin
+    if ROTATE:
+        start = begin + (end - begin) * (pid * 37 % 64) // 64
+        while (start < end) & (tl.load(tiles + tl.maximum(tl.minimum(start, end - 1), 0) * FIELDS + 17) != 0):
+            start += 1
+        start = tl.where(start < end, start, begin)
+    return start
+
+
+@triton.jit
+def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
+            HAS_RIGHT: tl.constexpr):
+    """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
+
+    ``row`` is the first of 64 Q rows, counted from the walk's first.
+    """
+    k_len = tl.load(record + 4)
+    kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
+    visible = kv_row[:, None] < k_len
+    if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
+        at = tl.load(record + 9) * BLOCK_M + row + k_len - tl.load(record + 1) + tl.arange(0, 64)
+        if HAS_RIGHT:
+            visible &= kv_row[:, None] <= (at + right)[None, :]
+        if HAS_LEFT:
+            visible &= kv_row[:, None] >= (at - left)[None, :]
+    return tl.where(visible, p, 0.0)
+
+
+@triton.jit
+def stores_done(x):
+    """Wait until this thread's bulk stores are complete and visible, not only read, for later bulk accesses too."""
+    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
+                                     tl.int32, False, 1)
+
+
+@triton.jit
+def dq_stores_done(x):
+    """The same between two tiles, but for the last two stores, which are dK."""
+    return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
+                                     tl.int32, False, 1)
