@@ -9,7 +9,7 @@ from importlib import resources
 
 from kernels.mask import Mask
 from kernels.simulator.cases import Case
-from kernels.simulator.jagged import Layout, hopper_backward_cases, hopper_cases
+from kernels.simulator.jagged import Layout, blackwell_cases, hopper_backward_cases, hopper_cases
 from kernels.simulator.tutorials import attention_case, backward_case
 
 #: Name: (layouts, functions that are left alone because they do not synchronise).
@@ -39,6 +39,16 @@ _HOPPER_LAYOUTS: dict[str, Layout] = {
 }
 
 
+# Tiles with one group of rows and with two, with and without keys, of one KV block and of several.
+_BLACKWELL_LAYOUTS: dict[str, Layout] = {
+    "cross": Layout((300, 0, 130, 64, 300), (300, 200, 64, 130, 40), heads_q=1, heads_kv=1, head_dim=64),
+    "many": Layout((64, 130, 0, 200, 64, 300, 70), (130, 64, 130, 300, 200, 40, 140), heads_q=1, heads_kv=1,
+                   head_dim=64),
+    "no-keys": Layout((0, 64, 0, 0, 130, 0), (130, 130, 300, 64, 40, 200), heads_q=1, heads_kv=1, head_dim=64),
+    "window": Layout((400, 130, 300), heads_q=1, heads_kv=1, head_dim=64, mask=Mask.make(window_size=(100, 30))),
+}
+
+
 def _hopper(variant: str) -> None:
     def layouts() -> list[Case]:
         return list(hopper_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
@@ -55,6 +65,7 @@ def _hopper_backward(variant: str, head_dim: int) -> None:
     CAMPAIGNS[f"hopper-bwd/{variant}/d{head_dim}"] = (layouts, frozenset())
 
 
+CAMPAIGNS["blackwell/forward"] = (lambda: list(blackwell_cases({}, _BLACKWELL_LAYOUTS, sms=1).values()), frozenset())
 for _variant in ("solo64", "pair128", "tri64", "trio64"):  # the forward synchronises at D = 64 as at D = 128
     _hopper(_variant)
 for _variant, _dim in (("rule", 64), ("short-gap", 128), ("summed", 128)):  # the backward's steps differ

@@ -142,6 +142,15 @@ def hopper_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> d
     return found
 
 
+def blackwell_cases(options: Mapping[str, object], layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
+    """The Blackwell forward with some switches on the layouts, ``blackwell/<layout>``; every other by ``clc``."""
+    from kernels.blackwell import IMPLEMENTATION
+
+    return {f"blackwell/{name}": forward_case(f"blackwell/{name}", IMPLEMENTATION, layout, 100, options=options,
+                                              schedule="clc" if at % 2 else "zigzag", sms=sms)
+            for at, (name, layout) in enumerate(layouts.items())}
+
+
 def hopper_backward_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
     """A variant of the Hopper backward (a key of `BACKWARD_VARIANTS`), ``hopper-bwd/<variant>/<layout>``."""
     from kernels.hopper import IMPLEMENTATION
