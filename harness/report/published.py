@@ -41,7 +41,7 @@ def published_table(rows: pd.DataFrame) -> Table:
     shown = rows.assign(tflops=rows["tflops"].map(lambda value: "" if pd.isna(value) else f"{value:g}"),
                         what=rows.apply(_workload, axis=1))
     return Table(shown[["gpu", "kernel", "direction", "what", "tflops", "source", "date", "note"]].rename(
-        columns={"what": "workload", "tflops": "TFLOP/s (published)"}), labels=4)
+        columns={"what": "workload", "tflops": "TFLOP/s (published)"}), labels=8)
 
 
 def _workload(row: pd.Series) -> str:
