@@ -94,8 +94,28 @@ def hopper_configs() -> Iterator[OfflineConfig]:
 _HOPPER_QUICK = {("solo64", "fwd-d128-full"), ("pair128", "fwd-d128-full"), ("tri64c", "fwd-d64-full"),
                  ("selected", "bwd-d128-full"), ("selected", "bwd-d128-causal"), ("selected", "bwd-d64-full")}
 
+def blackwell_configs() -> Iterator[OfflineConfig]:
+    """The forward, and the backward's classes: one CTA with 64 or 128 rows of Q, a pair of CTAs; both schedules."""
+    for dim in (128, 64):
+        for mask in MASKS:  # the rule: zigzag without a mask, cluster launch control with one
+            yield OfflineConfig("selected", Shape("fwd", dim, mask), quick=mask == "full")
+    yield OfflineConfig("clc", Shape("fwd"), schedule="clc")
+    classes: dict[str, dict[str, Any]] = {
+        "m64": {"block_m": 64},
+        "m128": {"block_m": 128},
+        "pair": {"block_m": 128, "pair": True, "warp_barriers": False, "q_stages": 1},
+    }
+    for name, values in classes.items():
+        for shape in (Shape("bwd"), Shape("bwd", mask="causal"), Shape("bwd", mask="window"), Shape("bwd", 64)):
+            yield OfflineConfig(name, shape, values, quick=str(shape) == "bwd-d128-full")
+    for shape in (Shape("bwd", group_size=2), Shape("bwd", broadcast_q=True), Shape("bwd", 64, "causal")):
+        yield OfflineConfig("selected", shape)
+    yield OfflineConfig("m64_clc", Shape("bwd"), {"broadcast_sums": False}, schedule="clc")
+
+
 PROVIDERS: dict[str, tuple[int, Callable[[], Iterator[OfflineConfig]]]] = {
     "hopper": (90, hopper_configs),
+    "blackwell": (100, blackwell_configs),
 }
 
 

@@ -10,12 +10,13 @@ from harness.xray.rows import XrayRow
 
 SMEM_LIMIT = 232_448  # bytes that a CTA can have
 TMEM_LIMIT = 512  # columns that an SM has
+BARRIERS = ("mbar_wait", "mbar_arrive", "named_barrier")
 MARGIN = 0.10  # share by which a count of a main loop may grow; a count below 10 may not grow at all
 
 
 @dataclass(frozen=True)
 class Finding:
-    """``check`` is ``missing``, ``new``, ``failed``, ``smem``, ``tmem``, ``spill``, ``setmaxnreg`` or ``loop``."""
+    """``check`` is one of missing, new, failed, smem, tmem, spill, setmaxnreg, loop and barrier."""
 
     row: XrayRow
     check: str
@@ -32,7 +33,7 @@ def check(rows: Sequence[XrayRow], baseline: Sequence[XrayRow],
     Rows meet by `XrayRow.key`. A kernel or role that a compiled configuration lost is ``missing``, and one that the
     baseline doesn't know is ``new``. Rows of the baseline whose configuration was not compiled this time are not asked
     for, unless ``offered`` is given and doesn't list them: the keys' first four parts (arch, backend, shape, config) of
-    all that could be compiled. Fewer instructions, spills or bytes are never a finding.
+    all that could be compiled. Fewer instructions, spills or bytes are no finding, but for barriers.
     """
     known = {row.key: row for row in baseline if row.status is Status.OK}
     compiled = {row.key[:4] for row in rows if row.status is Status.OK}
@@ -75,3 +76,5 @@ def _worse(row: XrayRow, old: XrayRow) -> Iterator[Finding]:
     for name, count in row.counts.items():
         if count > old.counts.get(name, 0) * (1 + MARGIN):
             yield Finding(row, "loop", f"{count} {name} in the main loop, was {old.counts.get(name, 0)}")
+        if name in BARRIERS and count < old.counts.get(name, 0):
+            yield Finding(row, "barrier", f"{count} {name} in the main loop, was {old.counts[name]}")

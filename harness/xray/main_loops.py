@@ -15,8 +15,9 @@ instruction whose operand must be uniform for lanes that differ (``BRA.U.ANY``).
     store         stores by TMA, or writes tensor memory
 
 Of several loops of one role (copies for two warp groups, with and without a mask) the one with the most work stands for
-them, and of equals the one with the fewest instructions: the steady state. Code outside of main loops belongs to the
-role whose main loops alone are found nearest above it in the dominator tree; else to no role.
+them, and of equals the one with the fewest instructions: the steady state. Exponentials don't count here, as some may
+be computed by other means where there is no mask. Code outside of main loops belongs to the role whose main loops alone
+are found nearest above it in the dominator tree; else to no role.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def find_roles(sass: Sass) -> list[Role]:
     for name in ROLES:
         mine = [loop for loop, role in named.items() if role == name]
         if mine:
-            steady = max(mine, key=lambda loop: (sum(main[loop][kind] for kind in WORK), -main[loop]["instructions"]))
+            steady = max(mine, key=lambda loop: (sum(main[loop][kind] for kind in WORK if kind != "ex2"),
+                                                 -main[loop]["instructions"]))
             values = sorted(frozenset().union(*(registers[loop.header] for loop in mine)))
             code = (sass.instructions[at] for block, owner in owners.items() if owner == name
                     for at in sass.blocks[block])
@@ -95,15 +97,20 @@ def _is_waterfall(sass: Sass, loop: Loop) -> bool:
 
 
 def _count(sass: Sass, loop: Loop, spins: list[Loop], spinning: frozenset[int]) -> Counter[str]:
-    """Counts of a loop's body. A spin without a first try before it is a wait of its own."""
+    """Counts of a loop's body. A spin that is not the retry of a try before it is a wait of its own."""
     counts = count(_instructions(sass, loop.blocks - spinning))
     before = predecessors(sass.successors)
     for spin in spins:
         if spin.blocks < loop.blocks:
             entries = [block for block in before[spin.header] if block not in spin.blocks]
-            tried = any("SYNCS.PHASECHK" in each.opcode for each in _instructions(sass, entries))
-            counts["mbar_wait"] += not tried
+            if len(entries) == 1 and len(sass.blocks[entries[0]]) <= _SPIN and not _tries(sass, entries):
+                entries = before[entries[0]]  # a retry out of line may set a register first
+            counts["mbar_wait"] += not _tries(sass, entries)
     return counts
+
+
+def _tries(sass: Sass, blocks: Iterable[int]) -> bool:
+    return any("SYNCS.PHASECHK" in each.opcode for each in _instructions(sass, blocks))
 
 
 def _role(counts: Counter[str]) -> str:

@@ -34,6 +34,7 @@ ENTRIES: dict[tuple[str, str], Entry] = {
     ("sm_90a", "jfa"): Entry("kernels", ("hopper.forward", "hopper.backward"), "hopper/"),
     ("sm_90a", "fa4"): Entry("flash_attn.cute", ("flash_fwd_sm90", "flash_bwd_sm90", "flash_bwd_preprocess",
                                                  "flash_bwd_postprocess"), "flash_"),
+    ("sm_100a", "jfa"): Entry("kernels", ("blackwell.forward", "blackwell.backward"), "blackwell/"),
     ("sm_100a", "fa4"): Entry("flash_attn.cute", ("flash_fwd_sm100", "flash_bwd_sm100", "flash_bwd_preprocess",
                                                   "flash_bwd_postprocess"), "flash_"),
 }

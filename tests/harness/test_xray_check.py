@@ -69,7 +69,11 @@ def test_a_small_count_may_not_grow_at_all(count):
 
 
 def test_a_smaller_loop_passes():
-    assert found(KERNEL, changed(LOOP, instructions=100, mma=16, mbar_wait=2)) == []
+    assert found(KERNEL, changed(LOOP, instructions=100, mma=16)) == []
+
+
+def test_a_lost_barrier():
+    assert found(KERNEL, changed(LOOP, mbar_wait=3)) == [("mma", "barrier")]
 
 
 def test_what_is_no_longer_there_or_new():

@@ -21,7 +21,7 @@ def xray(folder, *arguments):
 
 
 @COMPILES
-@pytest.mark.parametrize("arch", ["sm_90a"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_compiled_kernels_are_no_worse_than_the_baseline(arch):
     done = xray(ROOT, "--arch", arch, "--quick", "--check", str(BASELINES / f"xray_{arch.replace('_', '')}.csv"))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -77,6 +77,23 @@ def test_a_main_loop_that_does_more_is_found(copy):
     copy("kernels/hopper/softmax.py", r"p = tl.math.exp2\((.*)\)\n", r"p = tl.math.exp2(\1) * tl.math.exp2(\1)\n")
     said = findings(copy, "sm_90a", "fwd-d128-full/solo64")
     assert re.search(r"jagged_forward mma\+softmax: loop: \d+ fmul in the main loop, was \d+", said)
+
+
+@COMPILES
+def test_too_much_memory_of_a_blackwell_kernel_is_found(copy):
+    kernel = "kernels/blackwell/backward_kernel.py"
+    copy(kernel, r"^(    dv_tmem = .*float32, )1,", r"\1 2,")
+    copy(kernel, r"^(    q = .*NUM_Q)\)", r"\1 + 9)")
+    said = findings(copy, "sm_100a", "bwd-d128-full/m64")
+    assert re.search(r"jagged_backward kernel: tmem: 640 columns", said)
+    assert re.search(r"jagged_backward kernel: smem: \d+,\d+ B", said)
+
+
+@COMPILES
+def test_a_deleted_barrier_is_found(copy):
+    copy("kernels/blackwell/backward_mma.py", r"^ *tlx\.barrier_wait\(.*do_full.*\n", "")
+    said = findings(copy, "sm_100a", "bwd-d128-full/m64")
+    assert re.search(r"jagged_backward mma: barrier: \d+ mbar_wait in the main loop, was \d+", said)
 
 
 def test_what_is_not_there_is_named():

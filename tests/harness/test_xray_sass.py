@@ -92,10 +92,21 @@ def test_the_loop_in_steady_state_stands_for_a_role():
     assert consumer.counts["instructions"] == 8  # 7 and the way back from a retry; the masked loop has one more
 
 
+def test_exponentials_computed_otherwise_do_not_make_a_loop_the_lesser():
+    emulated = WARP_SPECIALISED.replace("    FSEL R5, R5, RZ, P2 ;\n", "    MUFU.EX2 R5, R5 ;\n" * 2)
+    assert roles(emulated)["mma+softmax"].counts["ex2"] == 1
+
+
 def test_a_wait_counts_once_and_a_packed_instruction_as_one():
     consumer = roles(WARP_SPECIALISED)["mma+softmax"]
     assert consumer.counts["mbar_wait"] == 1
     assert (consumer.counts["ffma"], consumer.counts["packed"]) == (2, 1)
+
+
+def test_a_retry_out_of_line_may_set_a_register_first():
+    head, _, tail = WARP_SPECIALISED.partition(".L_x_22:\n")
+    retry = f"{head}.L_x_22:\n    MOV R7, UR33 ;\n.L_x_23:\n" + tail.replace("BRA `(.L_x_22)", "BRA `(.L_x_23)")
+    assert roles(retry)["load"].counts["mbar_wait"] == 1
 
 
 def test_a_wait_that_only_spins_counts_too():
