@@ -54,7 +54,11 @@ def load_baseline(path: Path) -> tuple[Run, Noise, list[str]]:
     demand_baseline(path, path.stem)
     notes = _check_digests(path)
     noise = read_noise(noise_path(path)) if noise_path(path).is_file() else Noise()
-    return load_run(path), noise, notes
+    run = load_run(path)
+    if gpus := sorted({row.gpu for row in noise.rows.values()} - {run.gpu}):
+        raise Refused(f"{noise_path(path)}: gpu: the noise is of {', '.join(gpus)}, the baseline of {run.gpu}; measure "
+                      "it there with harness noise")
+    return run, noise, notes
 
 
 def _check_digests(path: Path) -> list[str]:
@@ -90,7 +94,8 @@ def update(run: Run, baseline: Path, note: str) -> None:
         for source, target in zip(_files(run.csv), _files(baseline), strict=True):
             if source.is_file() and source.resolve() != target.resolve():
                 shutil.copyfile(source, target)
-        if noise.is_file() and not set(read_noise(noise).rows) & set(run.by_key):
+        if noise.is_file() and not {(key, row.gpu) for key, row in read_noise(noise).rows.items()} & {
+                (key, run.gpu) for key in run.by_key}:
             noise.unlink()
     except OSError as error:
         raise UserError(f"{error.filename or baseline}: {error.strerror or error}") from error

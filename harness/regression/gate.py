@@ -14,7 +14,7 @@ from harness.regression.estimates import mean
 from harness.regression.measures import GATED, Measure, is_ok, measure, rival_key
 from harness.regression.noise import Noise
 from harness.regression.runs import Refused, RowKey, Run
-from harness.regression.verdicts import ALPHA, Change, Decision, Verdict, decide
+from harness.regression.verdicts import ALPHA, RESOLUTION, Change, Decision, Verdict, decide
 from harness.rows import RIVAL
 
 RANK = {Status.OK: 2, Status.UNTIMED: 1}  # of what a row can be; all others are 0
@@ -104,7 +104,7 @@ def gate(runs: Sequence[Run], baseline: Run, noise: Noise, settings: Settings = 
                 raise Refused(f"{run.csv}: {column} is {_listed(run, column)}, the baseline {baseline.csv} is of "
                               f"{_listed(baseline, column)}; compare like with like")
     notes = [*remarks, *_notes(first, baseline, noise)]
-    fixed, open_keys = _without_speed(first, baseline)
+    fixed, open_keys = _without_speed(runs, baseline)
     pending = {key: _changes(runs, baseline, noise, settings, key) for key in open_keys}
     flat = [(key, which) for key, changes in pending.items() for which in changes]
     decisions = dict(zip(flat, decide([pending[key][which][2] for key, which in flat], settings.alpha), strict=True))
@@ -118,15 +118,19 @@ def gate(runs: Sequence[Run], baseline: Run, noise: Noise, settings: Settings = 
     return GateResult(tuple(rows), tuple(notes), tuple(runs), baseline)
 
 
-def _without_speed(run: Run, baseline: Run) -> tuple[dict[RowKey, tuple[Verdict, str]], list[RowKey]]:
-    """Rows judged by their status alone, and the keys of those whose speed is to be judged."""
+def _without_speed(runs: Sequence[Run], baseline: Run) -> tuple[dict[RowKey, tuple[Verdict, str]], list[RowKey]]:
+    """Rows judged by their status alone, and the keys of those whose speed is to be judged.
+
+    A row that fails in any of the runs, a re-run too, has failed.
+    """
     fixed: dict[RowKey, tuple[Verdict, str]] = {}
     timed = []
     for key, before in baseline.by_key.items():
-        now = run.by_key.get(key)
-        if now is None:
+        if key not in runs[0].by_key:
             fixed[key] = Verdict.MISSING, "the baseline has this row, the run has not"
-        elif RANK.get(now.status, 0) < RANK.get(before.status, 0):
+            continue
+        now = min((run.by_key[key] for run in runs if key in run.by_key), key=lambda each: RANK.get(each.status, 0))
+        if RANK.get(now.status, 0) < RANK.get(before.status, 0):
             fixed[key] = Verdict.BROKEN, f"{now.status.value}: {now.message}; it was {before.status.value}"
         elif before.status is Status.OK and key[1] != RIVAL:
             timed.append(key)
@@ -193,6 +197,8 @@ def _say(judged: Judged, against: str) -> str:
     if judged.decision.verdict in (Verdict.SLOW, Verdict.FAST):
         return f"{text}, p {judged.decision.p_holm:.1g} over all rows"
     if judged.decision.verdict is Verdict.UNDECIDED:
+        if judged.change.hides_too_much:
+            return text + f": noise hides changes that matter (over {1 - math.exp(-RESOLUTION):.0%})"
         beyond = abs(judged.change.log) > judged.change.threshold
         return text + (", but not significant over all rows" if beyond else ", which the interval crosses")
     return text

@@ -73,6 +73,11 @@ class Change:
         return max(self.tolerated, self.noise_floor)
 
     @property
+    def hides_too_much(self) -> bool:
+        """Whether the threshold is wider than both `RESOLUTION` and the tolerance."""
+        return self.threshold > max(RESOLUTION, self.tolerated)
+
+    @property
     def p_value(self) -> float:
         """Two-sided, of no change at all."""
         return float(2 * stdtr(self.dof, -abs(self.log) / self.error)) if self.error else float(self.log == 0)
@@ -100,7 +105,7 @@ def decide(changes: Sequence[Change], alpha: float = ALPHA) -> list[Decision]:
 def _verdict(change: Change, p: float, alpha: float) -> Verdict:
     if abs(change.log) > change.threshold and p <= alpha:
         return Verdict.FAST if change.log > 0 else Verdict.SLOW
-    within = abs(change.log) + change.half_width <= change.threshold <= max(RESOLUTION, change.tolerated)
+    within = abs(change.log) + change.half_width <= change.threshold and not change.hides_too_much
     return Verdict.SAME if within else Verdict.UNDECIDED
 
 

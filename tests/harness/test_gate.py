@@ -164,6 +164,21 @@ def test_a_rerun_narrows_the_interval_and_the_threshold(before, noise):
     assert widths[1].threshold <= widths[0].threshold
 
 
+def test_a_row_that_fails_in_a_rerun_is_broken(before, noise):
+    again = only(run(seed=30, name="again"), (before[0].records[0].case_id,))
+    again = changed(again, is_row("self_u256", "bwd"), status=Status.HANG, message="no answer")
+    found = verdicts(gate([run(), again], before[2], noise))
+    assert found["self_u256", "bwd", "jfa"] is Verdict.BROKEN
+    assert list(found.values()).count(Verdict.BROKEN) == 1
+
+
+def test_a_noise_that_hides_what_matters_is_called_that(before, noise):
+    wide = Noise([row.model_copy(update={"speedup_sd": 0.05}) for row in noise.rows.values()])
+    row = gate([run()], before[2], wide).rows[0]
+    assert row.verdict is Verdict.UNDECIDED
+    assert "noise hides changes that matter (over 5%)" in row.reason
+
+
 def test_without_a_noise_file_the_scatter_is_assumed_and_that_is_said(before):
     result = gate([run({SLOWED: 1.25})], before[2], Noise())
     assert verdicts(result)[(*SLOWED, "jfa")] is Verdict.SLOW

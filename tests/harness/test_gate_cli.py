@@ -144,6 +144,16 @@ def test_a_baseline_edited_by_hand_is_refused(baseline, tmp_path, name):
     assert f"{name}: was changed since it became the baseline" in message
 
 
+def test_noise_of_another_gpu_is_refused_and_goes_with_its_baseline(baseline, tmp_path):
+    baseline.with_name("gate.baseline.json").unlink()
+    noise = baseline.with_name("gate.noise.csv")
+    noise.write_text(noise.read_text().replace(GPU, "NVIDIA B200"))
+    csv = made(tmp_path / "x", "now", 100)
+    assert "the noise is of NVIDIA B200, the baseline of NVIDIA H200" in refused("gate", csv, "--baseline", baseline)
+    harness("baseline", "update", csv, "--note", "x", "--baseline", baseline, "--history", tmp_path / "h.csv")
+    assert not noise.exists()
+
+
 def test_a_part_of_the_baseline_that_is_gone_is_refused(baseline, tmp_path):
     baseline.with_name("gate.noise.csv").unlink()
     assert "lists it as part of the baseline" in refused(
