@@ -2,9 +2,9 @@
 
     python docs/refresh.py [STEP ...]
 
-Steps, all by default: ``plots`` beside the baseline, ``readme`` (its table), ``tables`` (keys of configs), ``pictures``
-of the documentation, ``notebooks`` (the executed examples, and the report as a page). Needs no GPU and takes a minute
-or two. Tests compare what is committed with what this makes.
+Steps, all by default: ``plots`` beside the baseline, ``readme`` (its table), ``tables`` (keys of configs; compiled
+kernels), ``pictures`` of the documentation, ``notebooks`` (the executed examples, and the report as a page). Needs no
+GPU and takes a minute or two. Tests compare what is committed with what this makes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import draw_distributions
 import draw_schedule
 import fill_readme
 import fill_tables
+import fill_xray
 
 from harness.plots import draw_plots
 from harness.records import read_records
@@ -37,9 +38,10 @@ def readme() -> None:
 
 
 def tables() -> None:
-    """The tables of keys."""
+    """The tables of keys, and those of compiled kernels."""
     for document in fill_tables.DOCUMENTS:
         _write(document, fill_tables.filled(document.read_text(encoding="utf-8")))
+    _write(fill_xray.PAGE, fill_xray.filled(fill_xray.PAGE.read_text(encoding="utf-8")))
 
 
 def pictures() -> None:
