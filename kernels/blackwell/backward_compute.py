@@ -12,6 +12,7 @@ from kernels.blackwell.backward_walk import (
     CUT_END,
     CUT_FROM,
     DP_READ,
+    DS_WRITTEN,
     FIELDS,
     HALF,
     HEAD,
@@ -88,6 +89,7 @@ def _step(n, row, cut, k_row, rank, record, work, buf, bar, pair, c: tl.constexp
             tlx.local_store(pair.ds_part[1], ds1)
             tlx.local_store(pair.ds_out[0], ds0)
         tlx.fence("async_shared")
+        tlx.named_barrier_wait(DS_WRITTEN, THREADS)  # as one thread tells the relay, and without meeting the others
         tlx.barrier_expect_bytes(pair.ds_landed[0], BLOCK_N * HALF * 2)
         tlx.async_remote_shmem_copy(dst=pair.ds_part[rank], src=pair.ds_out[0], remote_cta_rank=1 - rank,
                                     barrier=pair.ds_landed[0])

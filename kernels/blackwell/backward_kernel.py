@@ -42,6 +42,7 @@ memory.
     partial_full   bytes of partial dQ from memory           reduction
     dv_full        commit, after a tile's last dV            compute
     dk_full        commit, after a tile's last dK and dQ     compute; K is free then
+    named 13       all compute warps of a pair wrote dS      all, before one thread says so to the relay
     named 12       all reduction warps have read partial dQ  all, before dq takes its slot
     named 10, 11   all compute warps have read S, dP         all, before they write P, dS to the same columns
 

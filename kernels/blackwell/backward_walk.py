@@ -17,6 +17,7 @@ HALF = tl.constexpr(64)  # Q rows that are computed at a time, and those of a pa
 THREADS = tl.constexpr(256)  # of the compute role
 S_READ = tl.constexpr(10)  # named barriers: every compute warp has read S, or dP
 DP_READ = tl.constexpr(11)
+DS_WRITTEN = tl.constexpr(13)  # a pair's compute role: every warp has written dS
 FETCHED = tl.constexpr(12)  # the reduction role's: every warp has read what was fetched
 FIELDS = tl.constexpr(schedule.FIELDS)
 Q_START = tl.constexpr(schedule.Q_START)
