@@ -17,12 +17,15 @@ from harness.errors import UserError
 from harness.records import append_records, append_samples
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+TOP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMANDS = {name: command for name, command in TOP.items() if not hasattr(command, "commands")} | {
+    f"{group} {name}": command for group, held in TOP.items()
+    for name, command in getattr(held, "commands", {}).items()}
 
 
 def examples(name):
     """The commands at the end of a command's help."""
-    text = CliRunner().invoke(app, [name, "--help"], prog_name="harness", env={"COLUMNS": "200"}).stdout
+    text = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="harness", env={"COLUMNS": "200"}).stdout
     return [line.strip() for line in text[text.index("Examples:"):].splitlines()[1:] if line.strip()]
 
 
@@ -33,15 +36,16 @@ def test_every_command_has_examples_that_it_can_parse(name):
     command = COMMANDS[name]
     for line in lines:
         words = shlex.split(line.split(" > ")[0])
-        assert words[:2] == ["harness", name]
+        path = ["harness", *name.split()]
+        assert words[:len(path)] == path
         context = command.context_class(command, info_name=name)
-        command.make_parser(context).parse_args(list(words[2:]))
+        command.make_parser(context).parse_args(list(words[len(path):]))
 
 
 def test_the_examples_of_the_first_help_are_of_commands_that_exist():
     text = CliRunner().invoke(app, ["--help"], prog_name="harness").stdout
     lines = [line.strip() for line in text[text.index("Examples:"):].splitlines()[1:] if line.strip()]
-    assert {line.split()[1] for line in lines} <= set(COMMANDS)
+    assert {line.split()[1] for line in lines} <= set(TOP)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
