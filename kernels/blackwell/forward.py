@@ -69,8 +69,9 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
                    lse_stride, scale, left, right, BLOCK_N: tl.constexpr, D: tl.constexpr,
                    KV_SLOTS: tl.constexpr, P_SLICES: tl.constexpr, ALIAS: tl.constexpr, SKIP_RESCALE: tl.constexpr,
                    EMULATED: tl.constexpr, PACKED: tl.constexpr, PEEL: tl.constexpr, EARLY_RELEASE: tl.constexpr,
-                   SKIP_IDLE: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr, CLC: tl.constexpr,
-                   CLC_STAGES: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   WARP_BAR: tl.constexpr, SKIP_IDLE: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr,
+                   CLC: tl.constexpr, CLC_STAGES: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+                   REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.blackwell.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``header`` int32, T at index 2; ``scale`` is
@@ -88,14 +89,22 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
     kv_full = tlx.alloc_barriers(KV_SLOTS)
     kv_empty = tlx.alloc_barriers(KV_SLOTS)
     s_full = tlx.alloc_barriers(2)
-    s_empty = tlx.alloc_barriers(2)
-    p_full = tlx.alloc_barriers(2 * P_SLICES)
-    alpha_full = tlx.alloc_barriers(2)
-    norm_full = tlx.alloc_barriers(2)
-    o_ready = tlx.alloc_barriers(2)
     o_done = tlx.alloc_barriers(2)
-    o_full = tlx.alloc_barriers(2)
     o_empty = tlx.alloc_barriers(2)
+    if WARP_BAR:
+        s_empty = tlx.alloc_warp_barrier(2, num_warps=4)
+        p_full = tlx.alloc_warp_barrier(2 * P_SLICES, num_warps=4)
+        alpha_full = tlx.alloc_warp_barrier(2, num_warps=4)
+        norm_full = tlx.alloc_warp_barrier(2, num_warps=4)
+        o_ready = tlx.alloc_warp_barrier(2, num_warps=4)
+        o_full = tlx.alloc_warp_barrier(2, num_warps=4)
+    else:
+        s_empty = tlx.alloc_barriers(2)
+        p_full = tlx.alloc_barriers(2 * P_SLICES)
+        alpha_full = tlx.alloc_barriers(2)
+        norm_full = tlx.alloc_barriers(2)
+        o_ready = tlx.alloc_barriers(2)
+        o_full = tlx.alloc_barriers(2)
     bars = Bars(q_full, q_empty, kv_full, kv_empty, s_full, s_empty, p_full, alpha_full, norm_full, o_ready, o_done,
                 o_full, o_empty)
     work = Work(opaque(tl.program_id(0)), opaque(tl.num_programs(0)), tiles, tl.load(header + 2) * num_heads, num_heads,
@@ -203,9 +212,9 @@ def kernel_constants(options: BlackwellForwardOptions, head_dim: int, has_left: 
         "BLOCK_N": options.block_n, "D": head_dim, "KV_SLOTS": options.slots(head_dim), "P_SLICES": options.p_slices,
         "ALIAS": options.alias_tmem, "SKIP_RESCALE": options.skip_rescale, "EMULATED": options.emulated_exp2,
         "PACKED": options.packed_math, "PEEL": options.peel_masks, "EARLY_RELEASE": options.early_release,
-        "SKIP_IDLE": options.skip_idle_group, "SECTIONS": sections, "ZIGZAG": options.schedule == "zigzag",
-        "CLC": options.schedule == "clc", "CLC_STAGES": CLC_STAGES, "HAS_LEFT": has_left, "HAS_RIGHT": has_right,
-        "REGISTERS": options.registers,
+        "WARP_BAR": options.warp_barriers, "SKIP_IDLE": options.skip_idle_group, "SECTIONS": sections,
+        "ZIGZAG": options.schedule == "zigzag", "CLC": options.schedule == "clc", "CLC_STAGES": CLC_STAGES,
+        "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "REGISTERS": options.registers,
     }
 
 

@@ -28,19 +28,21 @@ class BlackwellForwardOptions:
         packed_math: fp32 arithmetic on two elements an instruction.
         peel_masks: only blocks that a bound cuts are masked; off: every block is.
         early_release: O's columns are free for the next tile as soon as they were read; off: once O is staged.
+        warp_barriers: every thread of the softmax and correction roles arrives by itself, without a sync of its group.
         skip_idle_group: the second group sits out tiles of 128 rows or less.
         section_mb: heads of a sequence walk it together as far as their K and V fit this many MiB of L2.
     """
 
     schedule: str = "zigzag"
     kv_slots: int = 0
-    p_slices: int = 2
+    p_slices: int = 4
     alias_tmem: bool = True
     skip_rescale: bool = True
     emulated_exp2: int = 4
     packed_math: bool = True
     peel_masks: bool = True
     early_release: bool = True
+    warp_barriers: bool = True
     skip_idle_group: bool = True
     section_mb: int = 16
 

@@ -46,6 +46,7 @@ _BLACKWELL_LAYOUTS: dict[str, Layout] = {
                    head_dim=64),
     "no-keys": Layout((0, 64, 0, 0, 130, 0), (130, 130, 300, 64, 40, 200), heads_q=1, heads_kv=1, head_dim=64),
     "window": Layout((400, 130, 300), heads_q=1, heads_kv=1, head_dim=64, mask=Mask.make(window_size=(100, 30))),
+    "long": Layout((900, 700), (130, 300), heads_q=1, heads_kv=1, head_dim=64),
 }
 
 
