@@ -143,7 +143,7 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
         raise UserError(f"{files.json_path}: config_hash: the run is of {config_hash}, the config is now "
                         f"{config.config_hash}; resume with the config as it was, or start anew in another --out")
     dropped = [f"{path}: its last line was cut short, and is dropped" for path in (files.csv_path, files.samples_path)
-               if path.exists() and not path.read_bytes().endswith(b"\n")]
+               if path.exists() and not (b"\n" + path.read_bytes()).endswith(b"\n")]
     records = load_records(files.csv_path, drop_cut_line=True) if files.csv_path.exists() else []
     samples = load_samples(files.samples_path, drop_cut_line=True) if files.samples_path.exists() else []
     whole = len(config.directions) * len(config.scopes)
