@@ -89,7 +89,7 @@ def make_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
     layout_k = _layout("k", cu_seqlens_k, max_seqlen_k, k)
     if cu_seqlens_q is None:
         layout_q = _dense_layout(q, max_seqlen_q, layout_k)
-    elif cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k and len(q) == len(k):
+    elif cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k and q.shape[0] == k.shape[0]:
         layout_q = layout_k
     else:
         layout_q = _layout("q", cu_seqlens_q, max_seqlen_q, q)
@@ -139,13 +139,13 @@ def _layout(suffix: str, cu_seqlens: torch.Tensor | JaggedLayout, max_seqlen: in
             raise TypeError(f"{name}: expected torch.int32, got {cu_seqlens.dtype}")
         if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 1:
             raise ValueError(f"{name}: expected shape [B + 1], got {list(cu_seqlens.shape)}")
-        layout = JaggedLayout.from_cu_seqlens(cu_seqlens, total=len(x), max_seqlen=max_seqlen)
+        layout = JaggedLayout.from_cu_seqlens(cu_seqlens, total=x.shape[0], max_seqlen=max_seqlen)
     else:
         accepted = "a torch.Tensor, a JaggedLayout" + (" or None" if suffix == "q" else "")
         raise TypeError(f"{name}: expected {accepted}, got {type(cu_seqlens).__name__}")
     if layout.device != x.device:
         raise ValueError(f"{name}: expected {suffix}'s device, {x.device}, got {layout.device}")
-    if layout.total != len(x):
+    if layout.total != x.shape[0]:
         raise ValueError(f"{name}: expected a layout of {suffix}'s {len(x)} rows, got one of {layout.total}")
     if layout.on_host:
         layout.cached("validated", lambda: layout.validate(f"_{suffix}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ BLOCK_FIELDS = 6
 SEQUENCES = 16  # of one program
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """What the host knows of a schedule, all from totals and longest lengths.
 
     Attributes:
@@ -47,8 +46,7 @@ class Bounds:
     acc_blocks: int
 
 
-@dataclass(frozen=True)
-class DevicePlan:
+class DevicePlan(NamedTuple):
     """`Bounds` and tables on the device: int32 ``tiles [.., 24]``, ``bounds [programs + 1]``, ``blocks [.., 6]``."""
 
     known: Bounds
@@ -121,8 +119,7 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
     return layout_k.cached(key, build)
 
 
-@dataclass(frozen=True)
-class _Launchers:
+class _Launchers(NamedTuple):
     measure: Launcher
     order: Launcher
     deal: Launcher

@@ -8,7 +8,7 @@ with all: B^2 comparisons spread over the GPU, one launch, no sort and no scan. 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -88,8 +88,7 @@ def tiles_kernel(cu_rows, cu_walk, header, records, batch, longest_rows, longest
         tl.store(record + 7, count[:, None] + nothing, mask=some)
 
 
-@dataclass(frozen=True)
-class DeviceTiles:
+class DeviceTiles(NamedTuple):
     """Tile records on the device.
 
     Attributes:
