@@ -100,7 +100,7 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
             known.num_blocks * BLOCK_FIELDS, (known.num_tiles + 1) * FIELDS)]
         memory = torch.empty((sum(sizes),), dtype=torch.int32, device=device)
         (ranks, items, blocks_of, first_items, first_blocks, sequences, tiles_of, counts, ends, blocks,
-         tiles) = memory.split(sizes)
+         tiles) = torch.split_with_sizes(memory, sizes)
         longest = layout_q.max_seqlen + layout_k.max_seqlen
         left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
         limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
