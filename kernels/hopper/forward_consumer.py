@@ -13,6 +13,7 @@ from kernels.hopper.softmax import first_softmax, mask_scores, next_softmax
 from kernels.hopper.work import (
     ITEM_SLOTS,
     dealt_item,
+    first_item,
     group_place,
     kv_range,
     own_range,
@@ -202,7 +203,7 @@ def _next_item(items, turn, worker, workers, work, STREAM: tl.constexpr, c: tl.c
     if c.DYNAMIC:
         item = receive_item(items, turn, STREAM * ITEM_SLOTS)
     else:
-        item = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
+        item = dealt_item(work, turn + 1, worker, workers, c)
     record = record_of(work, item)
     row, first, count = read_run(record, c.SECTIONS)
     return item, tl.load(record + 1), tl.load(record + 3), tl.load(record + 5), row, first, count
@@ -223,7 +224,7 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
     stored = -1  # the Q slot in which an O waits for its store (O_IN_Q only)
     if c.PINGPONG and CID == 1:
         tlx.named_barrier_arrive(9, 256)
-    item = worker
+    item = first_item(work, worker, workers, c)
     record = record_of(work, item)
     q_len, o_start, k_len = tl.load(record + 1), tl.load(record + 3), tl.load(record + 5)
     run_row, run_first, run_count = read_run(record, c.SECTIONS)

@@ -9,6 +9,7 @@ from kernels.hopper.work import (
     ITEM_SLOTS,
     dealt_item,
     draw_item,
+    first_item,
     group_place,
     kv_range,
     place,
@@ -41,7 +42,7 @@ def load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, STREAM: tl
     workers = tl.num_programs(0) * c.STREAMS
     turn = 0
     n_kv = 0  # KV blocks of earlier tiles
-    item = worker
+    item = first_item(work, worker, workers, c)
     record = record_of(work, item)
     q_start, q_len, run = tl.load(record), tl.load(record + 1), read_run(record, c.SECTIONS)
     k_start, k_len = tl.load(record + 4), tl.load(record + 5)
@@ -58,9 +59,9 @@ def load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, STREAM: tl
         row = (low + n - 1) * c.BLOCK_N
         _load_block(desc_k, k_ring, n_kv, k_start, k_len, row, k_column, KV_BYTES, K0, c.NUM_K)
         if c.DYNAMIC:
-            item2 = draw_item(work, items, turn, workers, STREAM * ITEM_SLOTS)
+            item2 = draw_item(work, items, turn, workers, STREAM * ITEM_SLOTS, c)
         else:
-            item2 = dealt_item(turn + 1, worker, workers, c.ZIGZAG)
+            item2 = dealt_item(work, turn + 1, worker, workers, c)
         record = record_of(work, item2)
         q_start2, q_len2, run2 = tl.load(record), tl.load(record + 1), read_run(record, c.SECTIONS)
         k_start2, k_len2 = tl.load(record + 4), tl.load(record + 5)

@@ -36,6 +36,8 @@ class HopperForwardOptions:
         prefetch_next_tile: Q's slot is free for the next tile as soon as it was read; off: after the epilogue.
         section_mb: heads of a sequence walk it together as far as their K and V fit this many MiB of L2.
         loader_warps: 4 (the loader is the default task) or 1.
+        both_ends: half of the workers begin with the shortest sequences, so that items that wait for memory and items
+            that compute meet on an SM all the time, instead of the latter at first and the former at last.
         schedule: ``none``, ``sorted``, ``zigzag`` (see `kernels.tile_schedule`) or ``dynamic``: sorted items drawn
             from an atomic counter.
     """
@@ -59,6 +61,7 @@ class HopperForwardOptions:
     prefetch_next_tile: bool = True
     section_mb: int = 8
     loader_warps: int = 1
+    both_ends: bool = False
     schedule: str = "zigzag"
 
     @property

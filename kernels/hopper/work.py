@@ -13,6 +13,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 ITEM_SLOTS = tl.constexpr(4)
+DRAWS = tl.constexpr(64)  # draws from one end before the other end's turn, if BOTH_ENDS
 FIELDS = tl.constexpr(8)  # int32 fields of a tile record, see kernels.tile_schedule
 
 
@@ -37,6 +38,7 @@ class Config(NamedTuple):
     SECTIONS: tl.constexpr
     ZIGZAG: tl.constexpr
     DYNAMIC: tl.constexpr
+    BOTH_ENDS: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     DTYPE: tl.constexpr
@@ -103,18 +105,52 @@ def place(work, item, run, SECTIONS: tl.constexpr):
 
 
 @triton.jit
-def dealt_item(turn, worker, workers, ZIGZAG: tl.constexpr):
-    """The item that a worker takes at its ``turn``-th turn: dealt in rows, every other row backwards if ZIGZAG."""
-    place = worker
-    if ZIGZAG:
-        place = tl.where(turn % 2 == 1, workers - 1 - worker, worker)
-    return turn * workers + place
+def dealt_item(work, turn, worker, workers, c: tl.constexpr):
+    """The item that a worker takes at its ``turn``-th turn: dealt in rows, every other row backwards if ZIGZAG.
+
+    With BOTH_ENDS the second half of the workers takes its items in reverse. Past its last: ``num_items`` or more.
+    """
+    if c.BOTH_ENDS:
+        rows = work.num_items // workers
+        count = rows + tl.where(_dealt_place(rows, worker, workers, c.ZIGZAG) < work.num_items % workers, 1, 0)
+        reverse = worker >= workers // 2
+        at = tl.where(reverse, tl.maximum(count - 1 - turn, 0), turn)
+        item = at * workers + _dealt_place(at, worker, workers, c.ZIGZAG)
+        item = tl.where(reverse & (turn >= count), work.num_items, item)
+    else:
+        item = turn * workers + _dealt_place(turn, worker, workers, c.ZIGZAG)
+    return item
 
 
 @triton.jit
-def draw_item(work, items, turn, workers, FIRST: tl.constexpr):
+def _dealt_place(row, worker, workers, ZIGZAG: tl.constexpr):
+    place = worker
+    if ZIGZAG:
+        place = tl.where(row % 2 == 1, workers - 1 - worker, worker)
+    return place
+
+
+@triton.jit
+def drawn_item(work, draw, c: tl.constexpr):
+    """The item of a draw: in their order, with BOTH_ENDS `DRAWS` from the front and as many from the back in turns."""
+    item = draw
+    if c.BOTH_ENDS:
+        at = (draw // (2 * DRAWS)) * DRAWS + draw % DRAWS
+        item = tl.where((draw // DRAWS) % 2 == 1, work.num_items - 1 - at, at)
+        item = tl.where(draw < work.num_items, item, draw)
+    return item
+
+
+@triton.jit
+def first_item(work, worker, workers, c: tl.constexpr):
+    """A worker's first item: drawn or dealt without asking anyone."""
+    return drawn_item(work, worker, c) if c.DYNAMIC else dealt_item(work, 0, worker, workers, c)
+
+
+@triton.jit
+def draw_item(work, items, turn, workers, FIRST: tl.constexpr, c: tl.constexpr):
     """Loader: draw the next item from the counter and hand it to the consumers."""
-    item = tl.atomic_add(work.counter, 1) + workers
+    item = drawn_item(work, tl.atomic_add(work.counter, 1) + workers, c)
     slot = FIRST + turn % ITEM_SLOTS
     tlx.barrier_wait(items.empty[slot], ((turn // ITEM_SLOTS) & 1) ^ 1)
     tlx.local_store(items.smem[slot], tl.full([32], 0, tl.int32) + item)
