@@ -61,7 +61,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
                 packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),
                 Blocks(acc, [acc_rows, dim], [dim, 1], [64, 64]), rows, plan.tiles, plan.bounds, known.num_blocks,
                 problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right,
-                *((out, dout, lse, problem.layout_q.total, row_stride) if _is_ahead(problem, chosen) else ()))
+                *((out, dout, lse, problem.layout_q.total, row_stride) if chosen.ahead else ()))
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
@@ -90,7 +90,7 @@ def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: t
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
-            Launcher(prepare_kernel, {**blocks, "ROWS": not (_is_ahead(problem, options) and options.kernel_delta)},
+            Launcher(prepare_kernel, {**blocks, "ROWS": not options.kernel_delta},
                      small),
             Launcher(main_kernel(problem, options), kernel_constants(problem, options), {**small, "num_stages": 1}),
             Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS}, small),
@@ -100,7 +100,7 @@ def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: t
 
 def main_kernel(problem: JaggedProblem, options: HopperBackwardOptions) -> Any:
     """The kernel that the options ask for."""
-    return jagged_backward_ahead if _is_ahead(problem, options) else jagged_backward
+    return jagged_backward_ahead if options.ahead else jagged_backward
 
 
 def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
@@ -108,16 +108,12 @@ def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
             and problem.group_size == 1 and problem.mask.is_full and not options.ahead)
 
 
-def _is_ahead(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
-    return options.ahead and problem.head_dim == 128
-
-
 def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> dict[str, int | bool]:
     """The main kernel's compile-time constants."""
-    if _is_ahead(problem, options):
+    if options.ahead:
         return {"GROUP": problem.group_size, "HAS_LEFT": problem.mask.left is not None,
                 "HAS_RIGHT": problem.mask.right is not None, "HINTS": options.l2_hints,
-                "DELTA": options.kernel_delta, "PIN": options.pin,
+                "DELTA": options.kernel_delta,
                 "ROTATE": options.rotate and not problem.broadcast_q, "REGISTERS": 232}
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
@@ -132,6 +128,8 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
         return select(problem)
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
+    if options.ahead and problem.head_dim != 128:
+        raise ValueError(f"ahead: needs head_dim 128, got {problem.head_dim}")
     return options
 
 

@@ -45,29 +45,6 @@ from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_ti
 from kernels.hopper.ragged import load_rows, store_rows
 
 
-def _needed_now(count):
-    """PTX that passes ``count`` registers on, with a store that depends on all and never happens: none is negative.
-
-    Without it ptxas moves the exponentials past the wait for dQ, to where P is used first, in the next step. Guarded by
-    a predicate that is true, as the simulator skips such lines.
-    """
-    lines = ["{ .reg .pred t, q", ".reg .b32 x", "mov.pred t, 1"]
-    lines += [f"mov.b32 ${i}, ${count + i}" for i in range(count)]
-    lines.append(f"@t or.b32 x, ${count}, ${count + 1}")
-    lines += [f"@t lop3.b32 x, x, ${count + i}, ${count + i + 1}, 0xFE" for i in range(2, count, 2)]
-    return "; ".join([*lines, "@t setp.lt.s32 q, x, 0", "@q st.shared.b32 [x], x", "}"])
-
-
-_NEEDED_NOW = tl.constexpr(_needed_now(32))
-_NEEDED_REGISTERS = tl.constexpr(",".join(["=f"] * 32 + ["f"] * 32))
-
-
-@triton.jit
-def _pinned(p):
-    """P^T [64, 64], computed here and not later."""
-    return tl.inline_asm_elementwise(_NEEDED_NOW, _NEEDED_REGISTERS, [p], tl.float32, False, 32)
-
-
 @triton.jit
 def _probability(s, lse, scale_log2):
     """P^T; at most 1, also for rows without a key, where exp2(-lse) may be inf.
@@ -97,7 +74,7 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, partial, last, scal
 def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                           num_blocks, scale_log2, scale, left, right, out, dout, lse, lse_stride, row_stride,
                           GROUP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HINTS: tl.constexpr,
-                          DELTA: tl.constexpr, PIN: tl.constexpr, ROTATE: tl.constexpr, REGISTERS: tl.constexpr):
+                          DELTA: tl.constexpr, ROTATE: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; the arguments are those of `kernels.hopper.backward_kernel`,
     and for DELTA what ``rows`` is made of, by row strides ``lse_stride`` (of a head) and ``row_stride``.
     """
@@ -229,8 +206,6 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
                             if more:
                                 tlx.barrier_wait(row_full[at2], ((n_step + 1) // SLOTS) & 1)
                         p = _probability(s, tlx.local_load(lse_smem[at2]), scale_log2)
-                        if PIN:
-                            p = _pinned(p)
                         if HAS_LEFT or HAS_RIGHT:
                             record2 = tiles + tl.where(crossing, after, t) * FIELDS
                             cut = i2 < tl.load(record2 + 7)

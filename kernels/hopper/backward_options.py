@@ -29,11 +29,10 @@ class HopperBackwardOptions:
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
         ahead: the next step's scores are computed beside this one's dK and dQ, across tiles too: the kernel of
-            `kernels.hopper.backward_ahead`, where all stages are fixed. D = 128 only.
+            `kernels.hopper.backward_ahead`, where the stages and ``dk_first`` are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
-        kernel_delta: delta is computed inside the main kernel, from O read once a step. With ``ahead`` only.
+        kernel_delta: delta is computed inside the main kernel, from O read once a step. Needs ``ahead``. Slower so far.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
-        pin: the exponentials of the next step stay before the wait for dQ. With ``ahead`` only.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
         keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
             mask or groups, D = 128 and not ``ahead``; elsewhere it does nothing.
@@ -52,7 +51,6 @@ class HopperBackwardOptions:
     ahead: bool = False
     kernel_delta: bool = False
     l2_hints: bool = False
-    pin: bool = False
     rotate: bool = False
     keep_dq: bool = False
     direct_dq: bool = True
@@ -68,6 +66,8 @@ class HopperBackwardOptions:
                     raise ValueError(f"{field.name}: expected {allowed[0]} to {allowed[-1]}, got {value!r}")
             elif not isinstance(value, bool):
                 raise ValueError(f"{field.name}: expected true or false, got {value!r}")
+        if self.kernel_delta and not self.ahead:
+            raise ValueError("kernel_delta: needs ahead")
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
@@ -81,16 +81,17 @@ class HopperBackwardOptions:
     @property
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
-        parts = [f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}",
-                 "dk" * self.dk_first, "ahead" * self.ahead, "delta" * self.kernel_delta, "l2" * self.l2_hints,
-                 "pin" * self.pin, "keep" * self.keep_dq, "rot" * self.rotate,
-                 f"own{self.owned_blocks}" if self.direct_dq else "add",
-                 "det" * self.deterministic]
+        stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
+        parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
+                 "delta" * self.kernel_delta, "l2" * self.l2_hints, "rot" * self.rotate, "keep" * self.keep_dq,
+                 f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 
 
-#: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
 DEFAULT = HopperBackwardOptions()
+#: Scores a step ahead, for sequences of few steps.
+AHEAD = HopperBackwardOptions(ahead=True, l2_hints=True)
+#: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
 SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1, dk_first=False)
 
 
@@ -101,13 +102,20 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
     """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. Looks at mean lengths only."""
-    if problem.broadcast_q:
-        return _with(SHORT_GAP, dk_first=problem.head_dim == 128 and problem.layout_q.max_seqlen <= 64)
+    longest_q, longest_k = problem.layout_q.max_seqlen, problem.layout_k.max_seqlen
     if problem.head_dim == 64:
-        return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
+        return SHORT_GAP if problem.broadcast_q else _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
+    if problem.broadcast_q:
+        if longest_q <= 64:
+            return _with(SHORT_GAP, dk_first=True, keep_dq=True)
+        return AHEAD if problem.mask.is_full else SHORT_GAP
     if not problem.mask.is_full:
-        causal = problem.mask.right == 0 and problem.mask.left is None
-        return _with(DEFAULT, owned_blocks=8 if causal else 4)
+        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=longest_k <= 1024)
     mean = problem.layout_q.total / max(problem.batch, 1)
-    typical = min(problem.layout_q.max_seqlen, 4 / 3 * mean)  # length for a query, if lengths are uniform
-    return SHORT_GAP if typical <= SHORT_QUERIES or problem.layout_k.max_seqlen <= 128 else DEFAULT
+    typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
+    if longest_k <= 256 and typical <= 512:
+        return AHEAD
+    if typical <= SHORT_QUERIES or longest_k <= 128:
+        return SHORT_GAP
+    # hints were measured up to 1,024 keys; CTAs that walk alone gain by rotation, tiles of one sequence lose by it
+    return _with(DEFAULT, l2_hints=longest_k <= 1024, rotate=longest_k <= 512)

@@ -25,7 +25,8 @@ from kernels.problem import JaggedProblem
 HOPPER = OfflineDriver(90)
 VARIANTS = {
     "default": (Options(), {}), "all once": (Options(dq_stages=1, ds_stages=1, dk_first=False), {}),
-    "short gap": (SHORT_GAP, {}), "one block of shared Q": (replace(SHORT_GAP, dk_first=True), {}),
+    "short gap": (SHORT_GAP, {}), "hints, rotated": (Options(l2_hints=True, rotate=True), {}),
+    "one block of shared Q": (replace(SHORT_GAP, dk_first=True, keep_dq=True), {"broadcast_q": True}),
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
     "ahead": (Options(ahead=True), {}), "ahead, causal": (Options(ahead=True), {"mask": Mask.make(True)}),

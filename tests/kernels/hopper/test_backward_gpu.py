@@ -18,6 +18,7 @@ VARIANTS = {
     "chosen": None, "two stages": Options(), "short gap": SHORT_GAP, "ahead": AHEAD,
     "ahead, delta inside": replace(AHEAD, kernel_delta=True), "all added": Options(direct_dq=False),
     "ahead, all added": replace(AHEAD, direct_dq=False), "ahead, L2 told": replace(AHEAD, l2_hints=True),
+    "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
 }
 pytestmark = pytest.mark.gpu
 
@@ -75,7 +76,7 @@ def test_edges(name, guards):
 
 @pytest.mark.parametrize("heads_kv", [1, 4])
 @pytest.mark.parametrize("len_q", [32, 192])
-@pytest.mark.parametrize("name", ["chosen", "ahead", "ahead, delta inside"])
+@pytest.mark.parametrize("name", ["chosen", "short gap", "ahead", "ahead, delta inside"])
 def test_shared_queries(name, len_q, heads_kv, guards):
     case = problem(len_q, EDGES[1] * 20, 4, heads_kv, device="cuda")
     values = inputs(case)
@@ -100,7 +101,7 @@ def test_heads_of_64(mask, guards):
     check(case, *values, guards(case, *values, None))
 
 
-@pytest.mark.parametrize("name", ["two stages", "short gap", "ahead", "ahead, delta inside"])
+@pytest.mark.parametrize("name", ["two stages", "short gap", "ahead", "rotated, L2 told"])
 def test_deterministic_calls_repeat_bit_by_bit(name, guards):
     lengths = [700, 65, 300, 0, 129, 1, 2000, 64] * 8
     case = problem(lengths, lengths, 4, 4, device="cuda")

@@ -26,7 +26,7 @@ def make_options(values):
     ({"kv_stages": 3}, "kv_stages: expected 1 to 2, got 3"),
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
-    ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
+    ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"), ({"kernel_delta": True}, "kernel_delta: needs ahead"),
 ])
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
@@ -38,16 +38,21 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4"
+FULL, GAP, AHEAD = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4", "ahead-l2-own4"
+MASKED = "q2o2k1s2d2-dk-l2-rot-own8"
 
 
 @pytest.mark.parametrize(("len_q", "len_k", "changes", "token"), [
-    ([900, 600], [900, 600], {}, FULL), ([200, 250], [200, 250], {}, GAP), ([400, 2000], [256, 256], {}, FULL),
-    ([64, 100, 300], [64, 100, 300], {}, GAP), ([900], [900], {"num_heads_q": 8}, FULL),
-    ([900], [900], {"mask": Mask.make(True)}, "q2o2k1s2d2-dk-own8"),
-    ([900], [900], {"mask": Mask.make(True, (256, 0))}, FULL), ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-own4"),
-    (32, [900, 200], {}, "q2o1k2s1d1-dk-own4"), (192, [900, 200], {}, GAP),
-    (32, [900, 200], {"head_dim": 64}, GAP), ([0], [0], {}, GAP),
+    ([1900, 600], [1900, 600], {}, FULL), ([900, 600], [900, 600], {}, "q2o2k1s2d2-dk-l2-own4"),
+    ([500, 300], [500, 300], {}, "q2o2k1s2d2-dk-l2-rot-own4"), ([200, 250], [200, 250], {}, AHEAD),
+    ([400, 500], [256, 256], {}, AHEAD), ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
+    ([64, 100, 300], [64, 100, 300], {}, GAP), ([2000, 1000], [100, 100], {}, GAP),
+    ([1900], [1900], {"num_heads_q": 8}, FULL), ([900], [900], {"mask": Mask.make(True)}, MASKED),
+    ([900], [900], {"mask": Mask.make(True, (256, 0))}, MASKED),
+    ([2000], [2000], {"mask": Mask.make(True)}, "q2o2k1s2d2-dk-l2-own8"),
+    ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-own4"),
+    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (192, [900, 200], {}, AHEAD),
+    (192, [900, 200], {"mask": Mask.make(True)}, GAP), (32, [900, 200], {"head_dim": 64}, GAP), ([0], [0], {}, AHEAD),
 ])
 def test_choice(len_q, len_k, changes, token):
     broadcast = isinstance(len_q, int)
@@ -62,6 +67,8 @@ def test_switches_show_in_the_record():
     assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
+    with pytest.raises(ValueError, match="ahead: needs head_dim 128, got 64"):
+        backward.describe(problem(head_dim=64), None, make_options({"ahead": True}))
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):
         backward.describe(problem(), None, {})
 
