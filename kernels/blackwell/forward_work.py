@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.work import dealt_item, kv_range, place, record_of
+from kernels.hopper.work import kv_range, place, record_of
 
 ROWS = tl.constexpr(128)  # query rows of a group: tcgen05's M
 CLC_ROLES = tl.constexpr(6)  # tasks that read each answer of cluster launch control
@@ -117,11 +117,17 @@ def read_record(work, item, c: tl.constexpr):
 
 @triton.jit
 def next_item(turn, answer, work, c: tl.constexpr):
-    """The item after a role's ``turn``-th; ``num_items`` or more at the end. ``answer``: that of CLC, -1 at the end."""
+    """The item after a role's ``turn``-th; ``num_items`` or more at the end. ``answer``: that of CLC, -1 at the end.
+
+    Without CLC items are dealt in rows, every other row backwards if ZIGZAG.
+    """
     if c.CLC:
         item = tl.where(answer < 0, work.num_items, answer)
     else:
-        item = dealt_item(turn + 1, work.first_item, work.workers, c.ZIGZAG)
+        at = work.first_item
+        if c.ZIGZAG:
+            at = tl.where(turn % 2 == 0, work.workers - 1 - at, at)
+        item = (turn + 1) * work.workers + at
     return item
 
 

@@ -23,8 +23,8 @@ from kernels.blackwell.forward_work import ROWS
 
 
 class ForwardTmem(NamedTuple):
-    """Buffers by group: S [128, BLOCK_N] fp32, P [128, BLOCK_N / P_SLICES] by slice, O [128, D] fp32, and per row the
-    factor alpha of a rescale, the sum ``norm`` and the maximum ``top``."""
+    """Buffers by group: S [128, BLOCK_N] fp32, P [128, BLOCK_N] in 16 bits, O [128, D] fp32, and per row the factor alpha
+    of a rescale, the sum ``norm`` and the maximum ``top``."""
 
     s: tlx.buffered_tensor
     p: tlx.buffered_tensor
@@ -37,26 +37,31 @@ class ForwardTmem(NamedTuple):
 @triton.jit
 def allocate_forward(c: tl.constexpr):
     """The buffers as in the map above."""
-    SLICE: tl.constexpr = c.BLOCK_N // c.P_SLICES
     if c.ALIAS:
         spec = tlx.storage_alias_spec(storage=tlx.storage_kind.tmem)
         s = tlx.local_alloc((ROWS, c.BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem, reuse=spec)
-        p = tlx.local_alloc((ROWS, SLICE), c.DTYPE, 2 * c.P_SLICES, tlx.storage_kind.tmem, reuse=spec)
+        p = tlx.local_alloc((ROWS, c.BLOCK_N), c.DTYPE, 2, tlx.storage_kind.tmem, reuse=spec)
         alpha = tlx.local_alloc((ROWS, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=spec)
         norm = tlx.local_alloc((ROWS, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=spec)
         top = tlx.local_alloc((ROWS, 1), tl.float32, 2, tlx.storage_kind.tmem, reuse=spec)
         spec.set_buffer_overlap(
-            tlx.reuse_group(s, tlx.reuse_group(tlx.reuse_group(p, group_size=c.P_SLICES), alpha, norm, top,
-                                               group_type=tlx.reuse_group_type.distinct),
+            tlx.reuse_group(s, tlx.reuse_group(p, alpha, norm, top, group_type=tlx.reuse_group_type.distinct),
                             group_type=tlx.reuse_group_type.shared))
     else:
         s = tlx.local_alloc((ROWS, c.BLOCK_N), tl.float32, 2, tlx.storage_kind.tmem)
-        p = tlx.local_alloc((ROWS, SLICE), c.DTYPE, 2 * c.P_SLICES, tlx.storage_kind.tmem)
+        p = tlx.local_alloc((ROWS, c.BLOCK_N), c.DTYPE, 2, tlx.storage_kind.tmem)
         alpha = tlx.local_alloc((ROWS,), tl.float32, 2)
         norm = tlx.local_alloc((ROWS,), tl.float32, 2)
         top = tlx.local_alloc((ROWS,), tl.float32, 2)
     o = tlx.local_alloc((ROWS, c.D), tl.float32, 2, tlx.storage_kind.tmem)
     return ForwardTmem(s, p, o, alpha, norm, top)
+
+
+@triton.jit
+def p_slice(tmem, GROUP: tl.constexpr, I: tl.constexpr, c: tl.constexpr):
+    """Slice ``I`` of a group's P, ``[128, BLOCK_N / P_SLICES]``."""
+    SLICE: tl.constexpr = c.BLOCK_N // c.P_SLICES
+    return tlx.subslice(tmem.p[GROUP], I * SLICE, SLICE)
 
 
 @triton.jit

@@ -21,7 +21,8 @@ SWITCHED = {
     "one slice": Options(p_slices=1), "two slices": Options(p_slices=2), "three slots": Options(kv_slots=3),
     "own columns": Options(alias_tmem=False), "always rescaled": Options(skip_rescale=False),
     "all MUFU": Options(emulated_exp2=0), "half emulated": Options(emulated_exp2=8),
-    "one at a time": Options(packed_math=False), "barriers of a group": Options(warp_barriers=False), "all masked": Options(peel_masks=False),
+    "one at a time": Options(packed_math=False), "all masked": Options(peel_masks=False),
+    "barriers of a group": Options(warp_barriers=False),
     "late release": Options(early_release=False), "idle group": Options(skip_idle_group=False),
     "head by head": Options(section_mb=0), "own columns, clc": Options(alias_tmem=False, schedule="clc"),
 }
