@@ -56,10 +56,10 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
                    lse_stride, scale, left, right, LOADER_WARPS: tl.constexpr, STREAMS: tl.constexpr,
                    GROUPS: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr,
                    NUM_K: tl.constexpr, NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr,
-                   O_IN_Q: tl.constexpr, APART: tl.constexpr, NARROW: tl.constexpr, PINGPONG: tl.constexpr,
-                   WARP_BAR: tl.constexpr, PEEL: tl.constexpr, PREFETCH: tl.constexpr, SECTIONS: tl.constexpr,
-                   ZIGZAG: tl.constexpr, DYNAMIC: tl.constexpr, BOTH_ENDS: tl.constexpr,
-                   HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   O_IN_Q: tl.constexpr, APART: tl.constexpr, PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr,
+                   PEEL: tl.constexpr, PREFETCH: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr,
+                   DYNAMIC: tl.constexpr, BOTH_ENDS: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+                   REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``header`` int32 [3]: two counters, zero at start and at exit,
@@ -67,7 +67,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
     and ``right`` as in Mask.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
-    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, O_IN_Q, APART, NARROW,
+    c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, O_IN_Q, APART,
                              PINGPONG, PEEL, PREFETCH, SECTIONS, ZIGZAG, DYNAMIC, BOTH_ENDS, HAS_LEFT, HAS_RIGHT, DTYPE)
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
     k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
@@ -166,7 +166,7 @@ def kernel_constants(options: HopperForwardOptions, head_dim: int, has_left: boo
         "LOADER_WARPS": options.loader_warps, "STREAMS": options.streams, "GROUPS": options.consumer_groups,
         "BLOCK_N": options.block_n, "D": head_dim, "NUM_Q": options.q_buffers, "NUM_K": options.k_buffers,
         "NUM_V": options.v_buffers, "Q_REG": options.q_in_registers, "O_IN_V": options.o_in_v,
-        "O_IN_Q": options.o_in_q, "APART": options.apart, "NARROW": options.narrow_tail,
+        "O_IN_Q": options.o_in_q, "APART": options.apart,
         "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "PEEL": options.peel_masks,
         "PREFETCH": options.prefetch_next_tile, "SECTIONS": sections,
         "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
@@ -184,9 +184,9 @@ def launch_options(options: HopperForwardOptions) -> dict[str, int]:
 def heads_a_section(options: HopperForwardOptions, heads_q: int, heads_kv: int, head_dim: int, longest: int) -> int:
     """Query heads that walk a sequence together: as many as `section_mb` allows for ``longest`` keys.
 
-    All of them where three or four groups leave no registers for the arithmetic.
+    All of them where three groups leave no registers for the arithmetic.
     """
-    if options.consumer_groups * options.streams >= 3:
+    if options.consumer_groups * options.streams == 3:
         return heads_q
     head_bytes = 4 * longest * head_dim
     kv_heads = max(options.section_mb * 2**20 // max(head_bytes, 1), 1)

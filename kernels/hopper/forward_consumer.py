@@ -101,72 +101,10 @@ def _step(q, k_ring, v_ring, count, p, m, norm, acc, scale, row, column, shift, 
 
 
 @triton.jit
-def _tiny(q, q_empty, k_ring, v_ring, count, scale, row, column, shift, k_len, work, RELEASE_Q: tl.constexpr,
-          STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """A tile's only block, where it has BLOCK_N / 2 keys at most: ``(m, norm, acc)``. Nothing is left in flight."""
-    HALF: tl.constexpr = c.BLOCK_N // 2
-    k_slot = STREAM * c.NUM_K + count % c.NUM_K
-    v_slot = STREAM * c.NUM_V + count % c.NUM_V
-    tlx.barrier_wait(k_ring.full[k_slot], (count // c.NUM_K) & 1)
-    _turn_begins(CID, c.PINGPONG)
-    s = tlx.async_dot(q, tlx.local_trans(tlx.local_slice(k_ring.smem[k_slot], [0, 0], [HALF, c.D])))
-    _turn_ends(CID, c.PINGPONG)
-    s = tlx.async_dot_wait(0, s)
-    if RELEASE_Q:
-        tlx.barrier_arrive(q_empty)
-    tlx.barrier_arrive(k_ring.empty[k_slot])
-    s = mask_scores(s, row, column + tl.arange(0, HALF), shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
-    p, m, norm = first_softmax(s, scale)
-    tlx.barrier_wait(v_ring.full[v_slot], (count // c.NUM_V) & 1)
-    acc = tlx.async_dot(p.to(c.DTYPE), tlx.local_slice(v_ring.smem[v_slot], [0, 0], [HALF, c.D]),
-                        tl.zeros([ROWS, c.D], tl.float32))  # [64, D]
-    acc = tlx.async_dot_wait(0, acc)
-    tlx.barrier_arrive(v_ring.empty[v_slot])
-    return m, norm, acc
-
-
-@triton.jit
-def _narrow_start(q, q_empty, k_ring, v_ring, count, scale, row, column, shift, k_len, work, cut,
-                  RELEASE_Q: tl.constexpr, STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """A tile's first two blocks where the first has BLOCK_N / 2 keys at most: ``(p, m, norm, acc)``, p of the second.
-
-    ``column`` is the second block's first.
-    """
-    HALF: tl.constexpr = c.BLOCK_N // 2
-    k_slot = STREAM * c.NUM_K + count % c.NUM_K
-    v_slot = STREAM * c.NUM_V + count % c.NUM_V
-    tlx.barrier_wait(k_ring.full[k_slot], (count // c.NUM_K) & 1)
-    _turn_begins(CID, c.PINGPONG)
-    s = tlx.async_dot(q, tlx.local_trans(tlx.local_slice(k_ring.smem[k_slot], [0, 0], [HALF, c.D])))
-    _turn_ends(CID, c.PINGPONG)
-    s = tlx.async_dot_wait(0, s)
-    tlx.barrier_arrive(k_ring.empty[k_slot])
-    s = mask_scores(s, row, column + c.BLOCK_N + tl.arange(0, HALF), shift, k_len, work.left, work.right, c.HAS_LEFT,
-                    c.HAS_RIGHT)
-    p, m, norm = first_softmax(s, scale)
-    k_slot = STREAM * c.NUM_K + (count + 1) % c.NUM_K
-    tlx.barrier_wait(k_ring.full[k_slot], ((count + 1) // c.NUM_K) & 1)
-    _turn_begins(CID, c.PINGPONG)
-    s = tlx.async_dot(q, tlx.local_trans(k_ring.smem[k_slot]))  # [64, BLOCK_N]
-    tlx.barrier_wait(v_ring.full[v_slot], (count // c.NUM_V) & 1)
-    acc = tlx.async_dot(p.to(c.DTYPE), tlx.local_slice(v_ring.smem[v_slot], [0, 0], [HALF, c.D]),
-                        tl.zeros([ROWS, c.D], tl.float32))  # [64, D]
-    _turn_ends(CID, c.PINGPONG)
-    s = tlx.async_dot_wait(1, s)
-    if RELEASE_Q:
-        tlx.barrier_arrive(q_empty)
-    tlx.barrier_arrive(k_ring.empty[k_slot])
-    p, m, norm, alpha = _softmax(s, m, norm, scale, row, column + tl.arange(0, c.BLOCK_N), shift, k_len, work, cut, c)
-    acc = tlx.async_dot_wait(0, acc)
-    tlx.barrier_arrive(v_ring.empty[v_slot])
-    return p, m, norm, acc * alpha[:, None]
-
-
-@triton.jit
-def _steps(q, k_ring, v_ring, count, high, begin, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len,
+def _steps(q, k_ring, v_ring, count, high, n, head, tail, p, m, norm, acc, scale, row, columns, shift, k_len,
            work, STREAM: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
-    """Blocks ``begin ... n - 1`` of a tile; its first K is the ring's ``count``-th. In two loops, ptxas serialises."""
-    for i in tl.range(begin, n, num_stages=1):
+    """Blocks ``1 ... n - 1`` of a tile; its first K is the ring's ``count``-th. In two loops, ptxas serialises."""
+    for i in tl.range(1, n, num_stages=1):
         column = (high - 1 - i) * c.BLOCK_N + columns
         p, m, norm, acc = _step(q, k_ring, v_ring, count + i, p, m, norm, acc, scale, row, column, shift, k_len, work,
                              (i < head) | (i >= n - tail), STREAM, CID, c)
@@ -252,66 +190,41 @@ def consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_sme
             tlx.barrier_wait(q_ring.full[q_slot], (turn // c.NUM_Q) & 1)
             q_smem = q_ring.smem[q_slot * c.GROUPS + CID]
             q = tlx.local_load(q_smem) if c.Q_REG else q_smem
-            seen = k_len  # keys below this bound, at most, are seen
-            if c.HAS_RIGHT:
-                end = tl.minimum(row + ROWS if c.APART else m_row + BLOCK_M, q_len)
-                seen = tl.minimum(tl.maximum(end + shift + work.right, 0), k_len)
-            narrow = seen <= high * c.BLOCK_N - c.BLOCK_N // 2
-            if c.NARROW and narrow & (own == 1):
-                m, norm, acc = _tiny(q, q_ring.empty[q_slot], k_ring, v_ring, first, scale, row + rows,
-                                     (high - 1) * c.BLOCK_N, shift, k_len, work,
-                                     c.PREFETCH, STREAM, CID, c)
-                if c.APART:
-                    item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers,
-                                                                                       work, STREAM, c)
-                staging = o_smem[STREAM * c.GROUPS + CID]
-                tlx.async_descriptor_store_wait(0)
-                _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c)
+            p, m, norm = _first(q, q_ring.empty[q_slot], k_ring, first, scale, row + rows,
+                                (high - 1) * c.BLOCK_N + columns, shift, k_len, work,
+                                c.Q_REG and c.PREFETCH and not c.O_IN_Q, STREAM, CID, c)
+            if c.O_IN_V:  # noqa: SIM102 (the outer condition is resolved at compile time)
+                if turn > 0:  # the O of the tile before has left the V slot that it was staged in
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(v_ring.empty[V0 + (n_kv - 1) % c.NUM_V])
+            if c.O_IN_Q:  # noqa: SIM102
+                if stored >= 0:  # the O of an earlier tile has left the Q slot that it was staged in
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(q_ring.empty[stored])
+            acc = tl.zeros([ROWS, c.D], tl.float32)
+            p, m, norm, acc = _steps(q, k_ring, v_ring, first, high, own, head, tail, p.to(c.DTYPE), m, norm, acc,
+                                     scale, row + rows, columns, shift, k_len, work, STREAM, CID, c)
+            if not c.Q_REG and c.PREFETCH and not c.O_IN_Q:
+                tlx.barrier_arrive(q_ring.empty[q_slot])
+            if c.APART:
+                item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers,
+                                                                                   work, STREAM, c)
+            last = first + own - 1
+            v_slot = V0 + last % c.NUM_V
+            tlx.barrier_wait(v_ring.full[v_slot], (last // c.NUM_V) & 1)
+            acc = tlx.async_dot(p, v_ring.smem[v_slot], acc)  # [64, D]
+            acc = tlx.async_dot_wait(0, acc)
+            if c.O_IN_V:
+                staging = v_ring.smem[v_slot]  # [BLOCK_N, D] with BLOCK_N = 64
             else:
-                begin = 1
-                if c.NARROW and narrow:
-                    begin = 2
-                    p, m, norm, acc = _narrow_start(q, q_ring.empty[q_slot], k_ring, v_ring, first, scale, row + rows,
-                                                    (high - 2) * c.BLOCK_N, shift, k_len, work,
-                                                    (head > 1) | (tail >= own - 1),
-                                                    c.Q_REG and c.PREFETCH and not c.O_IN_Q, STREAM, CID, c)
+                tlx.barrier_arrive(v_ring.empty[v_slot])
+                if c.O_IN_Q:
+                    staging = q_smem
                 else:
-                    p, m, norm = _first(q, q_ring.empty[q_slot], k_ring, first, scale, row + rows,
-                                        (high - 1) * c.BLOCK_N + columns, shift, k_len, work,
-                                        c.Q_REG and c.PREFETCH and not c.O_IN_Q, STREAM, CID, c)
-                    acc = tl.zeros([ROWS, c.D], tl.float32)
-                    p = p.to(c.DTYPE)
-                if c.O_IN_V:  # noqa: SIM102 (the outer condition is resolved at compile time)
-                    if turn > 0:  # the O of the tile before has left the V slot that it was staged in
-                        tlx.async_descriptor_store_wait(0)
-                        tlx.barrier_arrive(v_ring.empty[V0 + (n_kv - 1) % c.NUM_V])
-                if c.O_IN_Q:  # noqa: SIM102
-                    if stored >= 0:  # the O of an earlier tile has left the Q slot that it was staged in
-                        tlx.async_descriptor_store_wait(0)
-                        tlx.barrier_arrive(q_ring.empty[stored])
-                p, m, norm, acc = _steps(q, k_ring, v_ring, first, high, begin, own, head, tail, p, m, norm, acc,
-                                         scale, row + rows, columns, shift, k_len, work, STREAM, CID, c)
-                if not c.Q_REG and c.PREFETCH and not c.O_IN_Q:
-                    tlx.barrier_arrive(q_ring.empty[q_slot])
-                if c.APART:
-                    item2, q_len2, o_start2, k_len2, row2, first2, count2 = _next_item(items, turn, worker, workers,
-                                                                                       work, STREAM, c)
-                last = first + own - 1
-                v_slot = V0 + last % c.NUM_V
-                tlx.barrier_wait(v_ring.full[v_slot], (last // c.NUM_V) & 1)
-                acc = tlx.async_dot(p, v_ring.smem[v_slot], acc)  # [64, D]
-                acc = tlx.async_dot_wait(0, acc)
-                if c.O_IN_V:
-                    staging = v_ring.smem[v_slot]  # [BLOCK_N, D] with BLOCK_N = 64
-                else:
-                    tlx.barrier_arrive(v_ring.empty[v_slot])
-                    if c.O_IN_Q:
-                        staging = q_smem
-                    else:
-                        staging = o_smem[STREAM * c.GROUPS + CID]
-                        tlx.async_descriptor_store_wait(0)
-                _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c)
-                stored = q_slot
+                    staging = o_smem[STREAM * c.GROUPS + CID]
+                    tlx.async_descriptor_store_wait(0)
+            _store(acc, m, norm, staging, desc_o, lse, lse_stride, head_q, o_start, q_len, row, c)
+            stored = q_slot
             if c.APART and c.HAS_LEFT:
                 _pass(k_ring, v_ring, first + own, after, STREAM, c)
         else:

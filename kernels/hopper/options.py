@@ -29,7 +29,6 @@ class HopperForwardOptions:
         o_in_q: O is staged in the group's Q slot, which is free again a tile later.
         apart: a group walks those blocks that its own 64 rows see and lets the others pass, so that groups of a worker
             drift apart as far as the rings allow; a tile's first rows go to the next group at every turn.
-        narrow_tail: a tile's first block is computed at half its width where no row sees more of it.
         ping_pong: two groups take turns at issuing, so that one's softmax meets the other's matmuls.
         warp_barriers: every thread arrives by itself when a slot is released, without a sync of the group.
         peel_masks: only blocks that a bound cuts are masked; off: every block is.
@@ -54,7 +53,6 @@ class HopperForwardOptions:
     o_in_v: bool = False
     o_in_q: bool = False
     apart: bool = False
-    narrow_tail: bool = False
     ping_pong: bool = False
     warp_barriers: bool = True
     peel_masks: bool = True
@@ -72,7 +70,7 @@ class HopperForwardOptions:
     @property
     def registers(self) -> int:
         """Registers a thread of every consumer group but the default task's."""
-        return {3: 160, 4: 112}.get(self.consumer_groups * self.streams, 232)
+        return 160 if self.consumer_groups * self.streams == 3 else 232
 
     @property
     def max_registers(self) -> int | None:
@@ -95,7 +93,7 @@ class HopperForwardOptions:
             (head_dim not in HEAD_DIMS, f"head_dim {head_dim} is not one of {HEAD_DIMS}"),
             (self.schedule not in SCHEDULES, f"schedule: {self.schedule!r} is not one of {', '.join(SCHEDULES)}"),
             (self.block_n not in (64, 128), f"block_n: expected 64 or 128, got {self.block_n}"),
-            (not 1 <= groups <= 4, f"consumer_groups * streams: expected 1 to 4, got {groups}"),
+            (not 1 <= groups <= 3, f"consumer_groups * streams: expected 1 to 3, got {groups}"),
             (self.loader_warps not in (1, 4), f"loader_warps: expected 1 or 4, got {self.loader_warps}"),
             (self.loader_warps == 4 and (self.streams > 1 or self.ctas_per_sm > 2),
              "streams > 1 and ctas_per_sm > 2 need loader_warps 1"),
@@ -110,10 +108,8 @@ class HopperForwardOptions:
             (self.o_in_q and self.q_buffers < 2, "o_in_q needs q_buffers >= 2: a slot is free a tile later"),
             (self.o_in_q and not self.prefetch_next_tile, "prefetch_next_tile off needs o_in_q off"),
             (self.apart and (solo or self.ping_pong), "apart needs consumer_groups >= 2 and ping_pong off"),
-            (self.narrow_tail and (self.o_in_q or self.o_in_v), "narrow_tail needs o_in_q and o_in_v off"),
-            (groups == 4 and head_dim == 128, "four groups need head_dim 64: too few registers"),
-            (self.streams == 3 and head_dim == 128 and mask.left is not None,
-             "streams 3 spills at head_dim 128 under a left bound"),
+            ((self.streams == 3 or (self.apart and groups == 3)) and head_dim == 128 and mask.left is not None,
+             "streams 3, and apart with three groups, spill at head_dim 128 under a left bound"),
             (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),
             (not self.prefetch_next_tile and self.q_buffers > 1, "prefetch_next_tile off needs q_buffers 1"),
             (head_dim == 128 and self.ctas_per_sm > 2, "ctas_per_sm > 2 needs head_dim 64: too few registers"),
@@ -135,10 +131,10 @@ VARIANTS: dict[str, HopperForwardOptions] = {
         "tri64": HopperForwardOptions(streams=3, ctas_per_sm=1, k_buffers=1, v_buffers=2, o_in_v=True),
         "tri64c": HopperForwardOptions(ctas_per_sm=3, q_in_registers=True),
         # two groups share a 128-row tile
-        "pair128": HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, block_n=128, q_buffers=2, ping_pong=True,
-                                        warp_barriers=False),
-        # three groups share a 192-row tile
-        "trio64": HopperForwardOptions(consumer_groups=3, ctas_per_sm=1, k_buffers=4, v_buffers=4, loader_warps=4),
+        "pair128": HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, block_n=128, q_buffers=2, ping_pong=True),
+        # three groups share K and V of a 192-row tile, each at its own pace
+        "trio64": HopperForwardOptions(consumer_groups=3, ctas_per_sm=1, q_buffers=2, k_buffers=4, v_buffers=4,
+                                       o_in_q=True, apart=True, loader_warps=4),
     }.items()
 }
 

@@ -31,7 +31,6 @@ class Config(NamedTuple):
     O_IN_V: tl.constexpr
     O_IN_Q: tl.constexpr
     APART: tl.constexpr
-    NARROW: tl.constexpr
     PINGPONG: tl.constexpr
     PEEL: tl.constexpr
     PREFETCH: tl.constexpr

@@ -35,14 +35,15 @@ SWITCHED = {
     "pair128, head after head": replace(VARIANTS["pair128"], section_mb=0),
     "pair128, dynamic, head after head": replace(VARIANTS["pair128"], schedule="dynamic", section_mb=0),
     "pair128, no turns": replace(VARIANTS["pair128"], ping_pong=False),
-    "pair128, every thread arrives": replace(VARIANTS["pair128"], warp_barriers=True),
+    "pair128, barriers of a group": replace(VARIANTS["pair128"], warp_barriers=False),
     "trio64, unsorted, head after head": replace(VARIANTS["trio64"], schedule="none", section_mb=0),
     "duo64, apart": DUO,
-    "solo64, narrow tail": replace(VARIANTS["solo64"], narrow_tail=True),
-    "pair128, narrow tail": replace(VARIANTS["pair128"], narrow_tail=True, warp_barriers=True),
-    "pair128, apart, narrow tail": replace(VARIANTS["pair128"], narrow_tail=True, ping_pong=False, apart=True),
-    "trio64, apart": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, warp_barriers=False),
-    "trio64, apart, dynamic": replace(VARIANTS["trio64"], q_buffers=2, o_in_q=True, apart=True, schedule="dynamic"),
+    "pair128, apart": replace(VARIANTS["pair128"], ping_pong=False, apart=True),
+    "trio64, dynamic": replace(VARIANTS["trio64"], schedule="dynamic"),
+    "trio64, barriers of a group": replace(VARIANTS["trio64"], warp_barriers=False),
+    "trio64, together": replace(VARIANTS["trio64"], apart=False),
+    "solo64, from both ends": replace(VARIANTS["solo64"], both_ends=True),
+    "solo64, from both ends, dynamic": replace(VARIANTS["solo64"], both_ends=True, schedule="dynamic"),
 }
 ALL = {**SHIPPED, **SWITCHED}
 

@@ -34,11 +34,11 @@ def test_registers_are_redistributed(compiled):
 
 
 def test_softmax_runs_beside_the_second_matmul(compiled):
-    loops = {name: line["beside_matmul"] for name, line in compiled.items()
-             if not name.endswith("full") or name.startswith("pair128")}
+    loops = {name: line["beside_matmul"] for name, line in compiled.items() if not name.endswith("full")}
     assert all(found and all(found) for found in loops.values()), loops
 
 
-def test_ptxas_moves_the_softmax_of_64_keys_without_a_mask(compiled):
+def test_ptxas_moves_the_softmax_without_a_mask(compiled):
     """Not wanted, but so far no loss: see the notes; another outcome means that a compiler differs."""
-    assert not any(all(compiled[name]["beside_matmul"]) for name in ("solo64-128-full", "tri64-128-full"))
+    assert not any(all(compiled[name]["beside_matmul"])
+               for name in ("solo64-128-full", "tri64-128-full", "pair128-128-full"))
