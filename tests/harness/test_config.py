@@ -89,8 +89,8 @@ def test_yaml_anchors_share_a_list(load):
      "(did you mean 'batch'?)"),
     ("max: 16", "max: 16, dnsity: 0.7", ":9: cases[0].lengths.dnsity: unknown key; allowed: kind, max, min, density "
      "(did you mean 'density'?)"),
-    ("[jfa]", "[{backend: jfa, nme: x}]", ":2: backends[0].nme: unknown key; allowed: backend, name, environment, options "
-     "(did you mean 'name'?)"),
+    ("[jfa]", "[{backend: jfa, nme: x}]", ":2: backends[0].nme: unknown key; allowed: backend, name, environment, "
+     "options (did you mean 'name'?)"),
     ("mode: self", "mode: [self, slef]", ":5: cases[0].mode[1]: got 'slef'; allowed: self, cross, short_kv, "
      "broadcast_q (did you mean 'self'?)"),
     ("uniform", "unifrom", ":9: cases[0].lengths.kind: got 'unifrom'; allowed: constant, uniform, power, wide, "
