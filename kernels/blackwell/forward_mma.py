@@ -9,7 +9,6 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.blackwell.forward_work import blocks_of, count_tile, place_tile
-from kernels.blackwell.tmem import p_slice
 
 
 @triton.jit
@@ -38,7 +37,7 @@ def _pv(kv_smem, tmem, bars, slot, step, more, GROUP: tl.constexpr, RELEASE: tl.
     tlx.barrier_wait(bars.o_ready[GROUP], (step & 1) ^ 1)
     for i in tl.static_range(c.P_SLICES):
         tlx.barrier_wait(bars.p_full[GROUP * c.P_SLICES + i], step & 1)
-        p = p_slice(tmem, GROUP, i, c)
+        p = tlx.subslice(tmem.p[GROUP], i * SLICE, SLICE)
         v = tlx.local_slice(kv_smem[slot], [i * SLICE, 0], [SLICE, c.D])
         if RELEASE and i == c.P_SLICES - 1:
             tlx.async_dot(p, v, tmem.o[GROUP], use_acc=more if i == 0 else True, mBarriers=[bars.kv_empty[slot]])

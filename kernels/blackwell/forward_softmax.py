@@ -10,7 +10,7 @@ import triton.language.extra.tlx as tlx
 
 from kernels.blackwell.forward_work import ROWS, blocks_of, count_tile, place_tile
 from kernels.blackwell.primitives import columns, exp2_mixed, fma
-from kernels.blackwell.tmem import p_slice, put_rows
+from kernels.blackwell.tmem import put_rows
 
 KEEP = tl.constexpr(-8.0)  # log2: while the maximum rises by less than 2^8, O keeps its scale
 
@@ -55,10 +55,11 @@ def _step(tmem, bars, count, m, norm, scale, low, high, column, FIRST: tl.conste
         tlx.barrier_arrive(bars.alpha_full[GROUP])
         norm = norm * alpha
     s = fma(s, scale, -(origin * scale)[:, None], c.PACKED)
+    SLICE: tl.constexpr = c.BLOCK_N // c.P_SLICES
     parts = columns(s, c.P_SLICES)
     for i in tl.static_range(c.P_SLICES):
         p = exp2_mixed(parts[i], 0 if MASKED else c.EMULATED, c.PACKED)  # what is emulated knows no -inf
-        tlx.local_store(p_slice(tmem, GROUP, i, c), p.to(c.DTYPE))
+        tlx.local_store(tlx.subslice(tmem.p[GROUP], i * SLICE, SLICE), p.to(c.DTYPE))
         tlx.barrier_arrive(bars.p_full[GROUP * c.P_SLICES + i])
         if i == 0 and FIRST:
             norm = tl.sum(p, 1)

@@ -35,7 +35,7 @@ class BlackwellForwardOptions:
 
     schedule: str = "zigzag"
     kv_slots: int = 0
-    p_slices: int = 4
+    p_slices: int = 2
     alias_tmem: bool = True
     skip_rescale: bool = True
     emulated_exp2: int = 4

@@ -23,8 +23,8 @@ from kernels.blackwell.forward_work import ROWS
 
 
 class ForwardTmem(NamedTuple):
-    """Buffers by group: S [128, BLOCK_N] fp32, P [128, BLOCK_N] in 16 bits, O [128, D] fp32, and per row the factor alpha
-    of a rescale, the sum ``norm`` and the maximum ``top``."""
+    """Buffers by group: S [128, BLOCK_N] fp32, P [128, BLOCK_N] in 16 bits, O [128, D] fp32, and one fp32 a row: the
+    factor alpha of a rescale, the sum ``norm`` and the maximum ``top``."""
 
     s: tlx.buffered_tensor
     p: tlx.buffered_tensor
@@ -55,13 +55,6 @@ def allocate_forward(c: tl.constexpr):
         top = tlx.local_alloc((ROWS,), tl.float32, 2)
     o = tlx.local_alloc((ROWS, c.D), tl.float32, 2, tlx.storage_kind.tmem)
     return ForwardTmem(s, p, o, alpha, norm, top)
-
-
-@triton.jit
-def p_slice(tmem, GROUP: tl.constexpr, I: tl.constexpr, c: tl.constexpr):
-    """Slice ``I`` of a group's P, ``[128, BLOCK_N / P_SLICES]``."""
-    SLICE: tl.constexpr = c.BLOCK_N // c.P_SLICES
-    return tlx.subslice(tmem.p[GROUP], I * SLICE, SLICE)
 
 
 @triton.jit

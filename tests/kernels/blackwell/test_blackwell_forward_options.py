@@ -70,7 +70,7 @@ def test_requests():
     case = problem([5], [5])
     assert describe(case, options=request) == "blackwell/sorted+p_slices=1+skip_rescale=False"
     assert describe(case, options=request, schedule="clc").startswith("blackwell/clc+")
-    assert resolve_forward(case, None, BlackwellForwardOptions(p_slices=2)) == BlackwellForwardOptions(p_slices=2)
+    assert resolve_forward(case, None, BlackwellForwardOptions(p_slices=4)) == BlackwellForwardOptions(p_slices=4)
     assert {resolve_forward(case, name).schedule for name in SCHEDULES} == set(SCHEDULES)
     with pytest.raises(ValueError, match="schedule: expected one of"):
         resolve_forward(case, "best")

@@ -18,7 +18,7 @@ SMALL = ([300, 0, 130, 40], [130, 64, 300, 0])
 SWITCHED = {
     "as it is": Options(),
     **{schedule: Options(schedule=schedule) for schedule in SCHEDULES if schedule != "zigzag"},
-    "one slice": Options(p_slices=1), "two slices": Options(p_slices=2), "three slots": Options(kv_slots=3),
+    "one slice": Options(p_slices=1), "four slices": Options(p_slices=4), "three slots": Options(kv_slots=3),
     "own columns": Options(alias_tmem=False), "always rescaled": Options(skip_rescale=False),
     "all MUFU": Options(emulated_exp2=0), "half emulated": Options(emulated_exp2=8),
     "one at a time": Options(packed_math=False), "all masked": Options(peel_masks=False),
