@@ -30,11 +30,11 @@ def guards(monkeypatch):
         pytest.skip("no Hopper GPU here")
     kept, empty = [], torch.empty
 
-    def guarded(shape, **how):
-        if not how["dtype"].is_floating_point:
-            return empty(shape, **how)
+    def guarded(shape, *more, dtype=None, device=None, **how):
+        if more or None in (dtype, device) or not dtype.is_floating_point or torch.device(device).type != "cuda":
+            return empty(shape, *more, dtype=dtype, device=device, **how)
         size = int(np.prod(shape))
-        whole = torch.full((size + 2 * GUARD,), float("nan"), **how)
+        whole = torch.full((size + 2 * GUARD,), float("nan"), dtype=dtype, device=device, **how)
         kept.append(whole)
         return whole[GUARD:GUARD + size].view(shape)
 
