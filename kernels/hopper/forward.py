@@ -107,8 +107,7 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
         else:
             with tlx.async_task("default"):
                 consume(desc_o, lse, lse_stride, scale, q_ring, k_ring, v_ring, items, o_smem, work, 0, 0, c)
-            # with two groups 504 registers a lane are 240 + 232 + 32; other shares leave no more than 24
-            with tlx.async_task(num_warps=1, registers=32 if STREAMS * GROUPS == 2 else 24, replicate=STREAMS):
+            with tlx.async_task(num_warps=1, registers=24, replicate=STREAMS):
                 stream: tl.constexpr = tlx.async_task_replica_id()
                 load(desc_q, desc_k, desc_v, q_ring, k_ring, v_ring, items, work, stream, c)
         if LOADER_WARPS == 1 and STREAMS * GROUPS > 1:
