@@ -9,7 +9,13 @@ from importlib import resources
 
 from kernels.mask import Mask
 from kernels.simulator.cases import Case
-from kernels.simulator.jagged import Layout, blackwell_cases, hopper_backward_cases, hopper_cases
+from kernels.simulator.jagged import (
+    Layout,
+    blackwell_backward_cases,
+    blackwell_cases,
+    hopper_backward_cases,
+    hopper_cases,
+)
 from kernels.simulator.tutorials import attention_case, backward_case
 
 #: Name: (layouts, functions that are left alone because they do not synchronise).
@@ -50,6 +56,15 @@ _BLACKWELL_LAYOUTS: dict[str, Layout] = {
 }
 
 
+# Several tiles a CTA, of several steps and of none, owned sequences, groups of heads, a shared Q.
+_BLACKWELL_BACKWARD_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((330, 64, 0, 200, 65), heads_q=1, heads_kv=1, head_dim=64),
+    "many": Layout((64, 1, 130, 64, 300, 70), (64, 70, 0, 64, 65, 200), heads_q=2, heads_kv=1, head_dim=64,
+                   mask=Mask.make(window_size=(100, 30))),
+    "shared": Layout((130, 64, 300, 70), heads_q=1, heads_kv=1, head_dim=64, broadcast_q=150),
+}
+
+
 def _hopper(variant: str) -> None:
     def layouts() -> list[Case]:
         return list(hopper_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
@@ -66,6 +81,15 @@ def _hopper_backward(variant: str, head_dim: int) -> None:
     CAMPAIGNS[f"hopper-bwd/{variant}/d{head_dim}"] = (layouts, frozenset())
 
 
+def _blackwell_backward(variant: str, sms: int) -> None:
+    def layouts() -> list[Case]:
+        return list(blackwell_backward_cases(variant, _BLACKWELL_BACKWARD_LAYOUTS, sms).values())
+
+    CAMPAIGNS[f"blackwell-bwd/{variant}"] = (layouts, frozenset({"prepare_kernel", "cast_kernel", "sum_kernel"}))
+
+
+_blackwell_backward("m64", 1)
+_blackwell_backward("pair", 2)
 CAMPAIGNS["blackwell/forward"] = (lambda: list(blackwell_cases({}, _BLACKWELL_LAYOUTS, sms=1).values()), frozenset())
 for _variant in ("solo64", "pair128", "tri64", "trio64"):  # the forward synchronises at D = 64 as at D = 128
     _hopper(_variant)

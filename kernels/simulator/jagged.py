@@ -52,6 +52,13 @@ BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
+#: The same of the Blackwell backward.
+BLACKWELL_BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
+    "m64": {"block_m": 64, "do_stages": 2, "owned_blocks": 4},
+    "pair": {"pair": True, "block_m": 128, "q_stages": 1, "warp_barriers": False},
+}
+
+
 def make_tensors(layout: Layout, problem: JaggedProblem, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """``q, k, v, dout``, normal in the layout's dtype, poison included."""
     generator = torch.Generator().manual_seed(seed)
@@ -149,6 +156,24 @@ def blackwell_cases(options: Mapping[str, object], layouts: Mapping[str, Layout]
     return {f"blackwell/{name}": forward_case(f"blackwell/{name}", IMPLEMENTATION, layout, 100, options=options,
                                               schedule="clc" if at % 2 else "zigzag", sms=sms)
             for at, (name, layout) in enumerate(layouts.items())}
+
+
+def blackwell_backward_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
+    """A variant of the Blackwell backward, a key of `BLACKWELL_BACKWARD_VARIANTS`: ``blackwell-bwd/<variant>/<layout>``.
+
+    Every other case deals its tiles by ``clc``, which owns no sequences.
+    """
+    from kernels.blackwell import IMPLEMENTATION
+
+    found: dict[str, Case] = {}
+    for at, (layout_name, layout) in enumerate(layouts.items()):
+        name = f"blackwell-bwd/{variant}/{layout_name}"
+        options = BLACKWELL_BACKWARD_VARIANTS[variant]
+        if at % 2:
+            options = options | {"owned_blocks": 0, "broadcast_sums": False}
+        found[name] = backward_case(name, IMPLEMENTATION, layout, 100, schedule="clc" if at % 2 else None,
+                                    options=options, sms=sms)
+    return found
 
 
 def hopper_backward_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
