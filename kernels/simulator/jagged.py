@@ -159,7 +159,7 @@ def blackwell_cases(options: Mapping[str, object], layouts: Mapping[str, Layout]
 
 
 def blackwell_backward_cases(variant: str, layouts: Mapping[str, Layout], sms: int = 2) -> dict[str, Case]:
-    """A variant of the Blackwell backward, a key of `BLACKWELL_BACKWARD_VARIANTS`: ``blackwell-bwd/<variant>/<layout>``.
+    """A variant of the Blackwell backward (of `BLACKWELL_BACKWARD_VARIANTS`), ``blackwell-bwd/<variant>/<layout>``.
 
     Every other case deals its tiles by ``clc``, which owns no sequences.
     """
