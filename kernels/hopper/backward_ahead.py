@@ -51,7 +51,7 @@ def _probability(s, lse, scale_log2):
 
     These rows need no mask then: K is zero there, so dQ gets none of their dS, and their dK and dV are not stored.
     """
-    return tl.math.exp2(tl.minimum(s * scale_log2 - lse[None, :], 0.0))
+    return tl.math.exp2(tl.minimum(s * scale_log2 - lse[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

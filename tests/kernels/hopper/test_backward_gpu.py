@@ -136,6 +136,15 @@ def test_a_sequence_of_nan_stays_among_itself(name, guards):
     others[0][rows_q] = False
     others[1][rows_k] = False
     check(case, *clean, grads, others)
+    assert grads[0][rows_q].isnan().any()
+
+
+@pytest.mark.parametrize("name", ["two stages", "ahead"])
+def test_nan_in_keys_shows_in_every_gradient(name, guards):
+    case = problem([100, 200], [100, 200], device="cuda")
+    q, k, v, dout = inputs(case)
+    k[10] = float("nan")
+    assert all(grad[:100].isnan().any() for grad in guards(case, q, k, v, dout, VARIANTS[name]))
 
 
 @pytest.mark.parametrize("seed", range(60))
