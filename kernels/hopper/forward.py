@@ -17,12 +17,14 @@ CTAs are persistent. A worker (STREAMS of them in a CTA) is one loader and GROUP
 
     barrier          completed by                        waited for by
     q/k/v_full       the TMA's bytes                     the worker's consumers
-    q/k/v_empty      every group, wgmma awaited          loader, before it fills the slot again
+    q/k/v_empty      every group, wgmma awaited          loader, before it fills the slot again (with O_IN_Q, Q's slot
+                                                         is released a tile later, O's store awaited)
     item_full/empty  loader / every group                consumers / loader (DYNAMIC only)
     named 9, 10      the other group, having issued      groups 0, 1, before they issue (PINGPONG only)
 
 KV blocks run from the last to the first: blocks that a bound cuts come first, full ones follow without any mask, and
-a window's left edge comes last. A tile that sees no key runs one block that is masked out: O = 0 and LSE = -inf.
+a window's left edge comes last. With APART each group has a range of its own within the tile's, and lets the rest pass:
+it releases those blocks unread, in their turn. A tile that sees no key runs one block that is masked out: O = 0 and LSE = -inf.
 """
 
 from __future__ import annotations
