@@ -1,5 +1,5 @@
 """What is made of more than one run: the gate, its noise floor and baseline, comparisons, and the history.
 
-    runs -> estimates -> noise -> verdicts -> gate -> gate_output
-                      -> comparison -> forest
+    runs -> estimates -> measures -> noise (verdicts) -> gate -> gate_output, junit
+                                  -> comparison -> comparison_output, forest
 """

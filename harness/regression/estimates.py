@@ -6,13 +6,14 @@ it. The two sides of a ratio that were measured in turns keep their blocks paire
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-RESAMPLES = 400
+RESAMPLES = 250
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def mean(estimates: Sequence[Estimate]) -> Estimate:
 def _estimate(sides: Sequence[Sequence[np.ndarray]], signs: Sequence[float], seed: int) -> Estimate:
     """Sum over sides of sign times the mean log median of its blocks; blocks of all sides are drawn together."""
     n_blocks = len(sides[0])
-    medians = [[float(np.log(np.median(block))) for block in side] for side in sides]
+    medians = [[math.log(_median(np.sort(block))) for block in side] for side in sides]
     value = sum(sign * sum(side) / n_blocks for sign, side in zip(signs, medians, strict=True))
 
     def draw() -> np.ndarray:
@@ -79,6 +80,11 @@ def _estimate(sides: Sequence[Sequence[np.ndarray]], signs: Sequence[float], see
         return np.take_along_axis(drawn, chosen, axis=0).mean(axis=0)
 
     return Estimate(value, draw)
+
+
+def _median(ordered: np.ndarray) -> float:
+    """Of sorted values; NumPy's own takes ten times as long on so few."""
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _log_medians(block: np.ndarray, random: np.random.Generator) -> np.ndarray:

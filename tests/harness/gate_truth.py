@@ -97,7 +97,7 @@ class Truth:
         for row in self.rows:
             sides = {backend: real[backend, row] for backend in ("jfa", RIVAL)}
             n = min(map(len, sides.values()))
-            drawn = random.integers(n, size=n)
+            drawn = random.integers(n, size=n).tolist()
             moves = self.moves(chosen, row, clock, random)
             for backend, side in sides.items():
                 factor = np.exp(moves[backend]) * ((slower or {}).get(row, 1.0) if backend == "jfa" else 1.0)
