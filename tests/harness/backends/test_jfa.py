@@ -47,7 +47,7 @@ def test_auto_says_why_it_falls_back():
     case = make_case("self", CAUSAL, [5, 3], [5, 3], head_dim=96)
     operation = registry.create("jfa").prepare(make_inputs(case, "cpu"))
     assert operation.impl["fwd"].startswith("portable")
-    assert operation.remarks["fwd"].startswith("hopper: ")
+    assert "; hopper: " in operation.remarks["fwd"]
 
 
 def test_a_schedule_under_auto_is_left_out_where_it_is_unknown():
@@ -57,7 +57,7 @@ def test_a_schedule_under_auto_is_left_out_where_it_is_unknown():
     operation.backward_kernel()
     assert_close(operation.outputs("kernel"), inputs)
     for remark in operation.remarks.values():
-        assert remark.startswith("hopper: ")
+        assert "; hopper: " in remark
         assert remark.endswith("; portable has no schedule 'zigzag' and takes its own")
 
 
