@@ -24,7 +24,8 @@ CTAs are persistent. A worker (STREAMS of them in a CTA) is one loader and GROUP
 
 KV blocks run from the last to the first: blocks that a bound cuts come first, full ones follow without any mask, and
 a window's left edge comes last. With APART each group has a range of its own within the tile's, and lets the rest pass:
-it releases those blocks unread, in their turn. A tile that sees no key runs one block that is masked out: O = 0 and LSE = -inf.
+it releases those blocks unread, in their turn. A tile that sees no key runs one block that is masked out: O = 0 and
+LSE = -inf.
 """
 
 from __future__ import annotations
