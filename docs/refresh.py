@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import draw_distributions
+import draw_gate
 import draw_schedule
 import fill_readme
 import fill_tables
@@ -46,7 +47,7 @@ def tables() -> None:
 
 def pictures() -> None:
     """The documentation's pictures."""
-    for script in (draw_distributions, draw_schedule):
+    for script in (draw_distributions, draw_gate, draw_schedule):
         script.draw(script.PICTURE)
         print(script.PICTURE)
 
