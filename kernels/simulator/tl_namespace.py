@@ -93,6 +93,12 @@ class _Math:
         return a * b + c
 
 
+class PropagateNan:
+    """What `minimum` and `maximum` make of NaN: drop it, or hand it on."""
+
+    NONE, ALL = "none", "all"
+
+
 class _Missing(type):
     def __getattr__(cls, name: str) -> Any:
         raise SimulationError("unsupported", f"tl.{name} is not simulated")
@@ -103,6 +109,7 @@ class TL(metaclass=_Missing):
 
     # ruff: noqa: D102
     math = _Math
+    PropagateNan = PropagateNan
     exp, exp2, log, log2, sqrt, rsqrt = _Math.exp, _Math.exp2, _Math.log, _Math.log2, _Math.sqrt, _Math.rsqrt
     abs, fma, sin, cos, erf, floor, ceil = (_Math.abs, _Math.fma, _Math.sin, _Math.cos, _Math.erf, _Math.floor,
                                             _Math.ceil)
@@ -215,12 +222,12 @@ class TL(metaclass=_Missing):
         return torch.where(condition, a, b)
 
     @staticmethod
-    def maximum(a: Any, b: Any, **_: Any) -> Any:
-        return pairwise(torch.fmax, max, a, b)
+    def maximum(a: Any, b: Any, propagate_nan: str = PropagateNan.NONE, **_: Any) -> Any:
+        return pairwise(torch.maximum if propagate_nan == PropagateNan.ALL else torch.fmax, max, a, b)
 
     @staticmethod
-    def minimum(a: Any, b: Any, **_: Any) -> Any:
-        return pairwise(torch.fmin, min, a, b)
+    def minimum(a: Any, b: Any, propagate_nan: str = PropagateNan.NONE, **_: Any) -> Any:
+        return pairwise(torch.minimum if propagate_nan == PropagateNan.ALL else torch.fmin, min, a, b)
 
     @staticmethod
     def max(x: torch.Tensor, axis: int | None = None, keep_dims: bool = False, **_: Any) -> Any:

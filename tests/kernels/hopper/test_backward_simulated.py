@@ -134,6 +134,16 @@ def test_a_sequence_of_nan_stays_among_itself(owned_blocks):
         assert (grad[others].double() - exact[others]).abs().max() <= 0.02 * exact[others].abs().max()
 
 
+@pytest.mark.parametrize("options", [Options(), AHEAD])
+def test_nan_in_keys_shows_in_every_gradient(options):
+    case = problem([100, 70], [100, 70])
+    q, k, v, dout = tensors(case)
+    k[10] = float("nan")
+    for grad in simulate(case, q, k, v, dout, options):
+        assert grad[:100].isnan().any()
+        assert not grad[100:].isnan().any()
+
+
 def test_deterministic_does_not_depend_on_the_schedule():
     case = problem([300, 520], [300, 520])
     inputs = tensors(case)
