@@ -231,7 +231,6 @@ def relay(tile, n, work, bar, pair, c: tl.constexpr):
     """Tells the leader, for each step of a tile, that this CTA has both parts of its dS^T; ``n`` as in `reduce`."""
     for _ in tl.range(0, tl.load(work.tiles + tile * FIELDS + STEPS) * c.GROUP, num_stages=1):
         tlx.barrier_wait(pair.ds_landed[0], n & 1)
-        tlx.fence("async_shared")
         tlx.barrier_arrive(bar.ds_full[0], 1, remote_cta_rank=0)
         n += 1
     return n
