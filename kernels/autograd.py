@@ -56,15 +56,30 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: JaggedPr
     return _JaggedAttention.apply(q, k, v, problem, forward, backward)
 
 
+def run_forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+    """``(out, lse)`` of `packed` tensors by the implementation that the plan leads to, outside autograd."""
+    choice = _choose(problem, "fwd", q.device, plan)
+    with _current(q.device):
+        return choice.implementation.forward(problem, q, k, v, schedule=choice.schedule, options=plan.options)
+
+
+def run_backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
+                 lse: torch.Tensor, dout: torch.Tensor,
+                 plan: Plan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(dq, dk, dv)``, as `run_forward`."""
+    choice = _choose(problem, "bwd", q.device, plan)
+    with _current(q.device):
+        return choice.implementation.backward(problem, q, k, v, out, lse, dout, schedule=choice.schedule,
+                                              options=plan.options)
+
+
 class _JaggedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: JaggedProblem, forward: Plan,
                 backward: Plan) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = packed(q), packed(k), packed(v)
-        choice = _choose(problem, "fwd", q.device, forward)
-        with _current(q.device):
-            out, lse = choice.implementation.forward(problem, q, k, v, schedule=choice.schedule,
-                                                     options=forward.options)
+        out, lse = run_forward(problem, q, k, v, forward)
         ctx.problem, ctx.plan = problem, backward
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.mark_non_differentiable(lse)
@@ -77,10 +92,7 @@ class _JaggedAttention(torch.autograd.Function):
         if dout is None:
             return (None,) * 6
         q, k, v, out, lse = ctx.saved_tensors
-        choice = _choose(ctx.problem, "bwd", q.device, ctx.plan)
-        with _current(q.device):
-            grads = choice.implementation.backward(ctx.problem, q, k, v, out, lse, packed(dout),
-                                                   schedule=choice.schedule, options=ctx.plan.options)
+        grads = run_backward(ctx.problem, q, k, v, out, lse, packed(dout), ctx.plan)
         wanted = (grad if needed else None for grad, needed in zip(grads, ctx.needs_input_grad, strict=False))
         return (*wanted, None, None, None)
 

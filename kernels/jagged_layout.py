@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 ALIGNMENT_BYTES = 16  # what vector loads and TMA need of a tensor's first element
+_OWNERS: weakref.WeakValueDictionary[int, JaggedLayout] = weakref.WeakValueDictionary()  # by the id of their offsets
 
 
 class JaggedLayout:
@@ -51,7 +53,7 @@ class JaggedLayout:
         if offsets[-1] >= 2**31:
             raise ValueError(f"lengths: the total must be below 2^31 rows, got {int(offsets[-1])}")
         cu_seqlens = torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True)
-        return cls(cu_seqlens, total=int(offsets[-1]), max_seqlen=int(lengths.max(initial=0)), offsets=offsets)
+        return cls(cu_seqlens, total=int(offsets[-1]), max_seqlen=int(lengths.max(initial=0)), offsets=offsets)._own()
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: torch.Tensor, *, total: int, max_seqlen: int | None = None) -> JaggedLayout:
@@ -77,7 +79,21 @@ class JaggedLayout:
         else:
             cu_seqlens = torch.zeros(batch + 1, dtype=torch.int32, device=device)
         offsets = np.arange(batch + 1, dtype=np.int64) * length
-        return cls(cu_seqlens, total=batch * length, max_seqlen=length, offsets=offsets)
+        return cls(cu_seqlens, total=batch * length, max_seqlen=length, offsets=offsets)._own()
+
+    @staticmethod
+    def owner_of(cu_seqlens: torch.Tensor) -> JaggedLayout | None:
+        """The living layout that made these very offsets on the host, if one did.
+
+        Where only tensors can be passed, as to an operator, it brings back what the layout has `cached`. Offsets that
+        came from elsewhere have no owner: whoever made them may change them.
+        """
+        layout = _OWNERS.get(id(cu_seqlens))
+        return layout if layout is not None and layout.cu_seqlens is cu_seqlens else None
+
+    def _own(self) -> JaggedLayout:
+        _OWNERS[id(self.cu_seqlens)] = self
+        return self
 
     @property
     def batch(self) -> int:
