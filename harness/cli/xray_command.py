@@ -67,7 +67,7 @@ def xray_command(
     with Console(stderr=True).status("") as status:  # shows on a terminal only
         rows = survey(jobs, lambda done: status.update(f"{done} of {len(jobs)} configurations compiled"))
     if write is not None:
-        write_baseline(write, rows)
+        write_baseline(write, arch.value, rows)
     if baseline is None:
         if form is TableFormat.csv:
             typer.echo(to_csv(rows), nl=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.errors import UserError
 from harness.xray.check import Finding, check
 from harness.xray.rows import XrayRow, merge, read_csv, to_csv
-from harness.xray.survey import plan, survey
+from harness.xray.survey import BACKENDS, plan, survey
 
 
 def check_baseline(path: Path, quick: bool = True,
@@ -25,15 +25,15 @@ def check_baseline(path: Path, quick: bool = True,
     return check(rows, baseline, offered(archs[0], ["jfa"]))
 
 
-def offered(arch: str, backends: Sequence[str]) -> set[tuple[str, str, str, str]]:
+def offered(arch: str, backends: Sequence[str]) -> list[tuple[str, str, str, str]]:
     """The first four parts of a row's key, for all that can be compiled."""
-    return {(job.arch, job.backend, str(job.config.shape), job.config.name) for job in plan(arch, backends)}
+    return [(job.arch, job.backend, str(job.config.shape), job.config.name) for job in plan(arch, backends)]
 
 
-def write_baseline(path: Path, rows: Sequence[XrayRow]) -> None:
-    """Writes ``rows``; rows in the file of a backend that compiled nothing this time stay. Raises `UserError`."""
+def write_baseline(path: Path, arch: str, rows: Sequence[XrayRow]) -> None:
+    """Writes ``rows``; in an existing file, rows of configurations that weren't compiled stay. Raises `UserError`."""
     old = read_csv(path) if path.exists() else []
     try:
-        path.write_text(to_csv(merge(old, rows)), encoding="utf-8")
+        path.write_text(to_csv(merge(old, rows, offered(arch, BACKENDS))), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: can't write it: {error.strerror or error}") from None

@@ -119,8 +119,15 @@ def read_csv(path: Path) -> list[XrayRow]:
     return rows
 
 
-def merge(old: Sequence[XrayRow], new: Sequence[XrayRow]) -> list[XrayRow]:
-    """``new`` in place of the backends that it has a usable row of; the other backends' old rows stay."""
-    fresh = {(row.arch, row.backend) for row in new if row.status is Status.OK}
-    kept = [row for row in old if (row.arch, row.backend) not in fresh]
-    return [row for row in new if (row.arch, row.backend) in fresh] + kept
+def merge(old: Sequence[XrayRow], new: Sequence[XrayRow],
+          offered: Sequence[tuple[str, str, str, str]]) -> list[XrayRow]:
+    """``new`` in place of the configurations that it has usable rows of; the others' old rows stay.
+
+    ``offered`` are the configurations that there are, by the first four parts of `XrayRow.key`, in order: rows of
+    others are dropped.
+    """
+    fresh = [row for row in new if row.status is Status.OK]
+    replaced = {row.key[:4] for row in fresh}
+    place = {key: at for at, key in enumerate(offered)}
+    rows = [*fresh, *(row for row in old if row.key[:4] not in replaced)]
+    return sorted((row for row in rows if row.key[:4] in place), key=lambda row: place[row.key[:4]])

@@ -114,8 +114,10 @@ def test_a_csv_that_is_wrong_names_line_and_column(tmp_path, edit, said):
         read_csv(path)
 
 
-def test_a_refreshed_backend_takes_the_place_of_its_old_rows_alone():
+def test_what_was_compiled_takes_the_place_of_its_old_rows_alone():
     rival = changed(KERNEL, backend="fa4")
+    other, gone = changed(KERNEL, config="other"), changed(KERNEL, config="gone")
     missing = XrayRow(**{**WHERE, "backend": "fa4"}, status=Status.UNSUPPORTED, message="not installed")
     faster = changed(KERNEL, code_bytes=50_000)
-    assert merge([*BASELINE, rival], [faster, missing]) == [faster, rival]
+    offered = [row.key[:4] for row in (KERNEL, other, rival)]
+    assert merge([rival, gone, other, *BASELINE], [faster, missing], offered) == [faster, other, rival]
