@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -37,40 +39,45 @@ def nested_flash_attention(
 
     Lengths of a nested tensor that was made without ``max_seqlen`` are read the first time: that waits for the device.
     """
-    for name, x in (("k", k), ("v", v)):
-        _check_nested(name, x)
-    if v.offsets() is not k.offsets():
+    nested_k, nested_v = _checked("k", k), _checked("v", v)
+    nested_q = None if isinstance(q, torch.Tensor) and not q.is_nested else _checked("q", q)
+    if nested_v.offsets() is not nested_k.offsets():
         raise ValueError("v: expected k's offsets, got others")
-    bounds_k, longest_k = _bounds(k)
-    bounds_q, longest_q = None, None
-    if q.is_nested:
-        _check_nested("q", q)
-        bounds_q, longest_q = (bounds_k, longest_k) if q.offsets() is k.offsets() else _bounds(q)
-    out, lse = jagged_flash_attention(
-        q.values() if q.is_nested else q, k.values(), v.values(), cu_seqlens_q=bounds_q, cu_seqlens_k=bounds_k,
-        max_seqlen_q=longest_q, max_seqlen_k=longest_k, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, return_lse=True, schedule=schedule, impl=impl)
-    if q.is_nested:
-        out = torch.nested.nested_tensor_from_jagged(out, q.offsets(), max_seqlen=longest_q)
+    bounds_k, longest_k = _bounds(nested_k)
+    if nested_q is None:
+        bounds_q, longest_q = None, None
+    elif nested_q.offsets() is nested_k.offsets():
+        bounds_q, longest_q = bounds_k, longest_k
     else:
+        bounds_q, longest_q = _bounds(nested_q)
+    out, lse = jagged_flash_attention(
+        q if nested_q is None else nested_q.values(), nested_k.values(), nested_v.values(), cu_seqlens_q=bounds_q,
+        cu_seqlens_k=bounds_k, max_seqlen_q=longest_q, max_seqlen_k=longest_k, softmax_scale=softmax_scale,
+        causal=causal, window_size=window_size, return_lse=True, schedule=schedule, impl=impl)
+    if nested_q is None:
         out = out.view(k.shape[0], *q.shape)
+    else:
+        out = torch.nested.nested_tensor_from_jagged(out, nested_q.offsets(), max_seqlen=longest_q)
     return (out, lse) if return_lse else out
 
 
-def _check_nested(name: str, x: torch.Tensor) -> None:
+def _checked(name: str, x: Any) -> Any:
+    """``x``, a jagged nested tensor for sure. Torch's class of those is private, so that it goes untyped."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name}: expected a nested torch.Tensor, got {type(x).__name__}")
     if not x.is_nested or x.layout != torch.jagged:
         raise TypeError(f"{name}: expected a nested tensor with layout=torch.jagged, got "
                         f"{'layout ' + str(x.layout) if x.is_nested else 'a dense one'}")
-    if x.ndim != 4 or x._ragged_idx != 1:
+    nested: Any = x
+    if nested.ndim != 4 or nested._ragged_idx != 1:
         raise ValueError(f"{name}: expected shape [B, lengths, heads, head_dim], got {list(x.shape)}: "
                          "transpose it back")
-    if x.lengths() is not None:
+    if nested.lengths() is not None:
         raise ValueError(f"{name}: expected rows without holes, got a nested tensor that was narrowed")
+    return nested
 
 
-def _bounds(x: torch.Tensor) -> tuple[torch.Tensor | JaggedLayout, int]:
+def _bounds(x: Any) -> tuple[torch.Tensor | JaggedLayout, int]:
     """int32 offsets, in their batch's layout but for a trace, and an upper bound of the lengths."""
     offsets, longest = x.offsets(), x._maybe_max_seqlen
     if torch.compiler.is_compiling():

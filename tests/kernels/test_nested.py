@@ -119,6 +119,7 @@ def test_wrong_tensors_are_named(fake):
             ((q, k, others[2]), ValueError, "v: expected k's offsets"),
             ((q.transpose(1, 2), k, v), ValueError, "q: .*transpose it back"),
             ((q, narrowed, narrowed), ValueError, "k: .*narrowed"),
+            (([1], k, v), TypeError, "q: .*got list"),
             ((q, [1], v), TypeError, "k: .*got list")]:
         with pytest.raises(error, match=message):
             nested_flash_attention(*arguments)
