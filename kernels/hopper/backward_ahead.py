@@ -41,7 +41,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_delta import row_statistics
-from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, masked, opaque, stores_done
+from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, masked, opaque, stores_done, tile_at
 from kernels.hopper.ragged import load_rows, store_rows
 
 
@@ -116,7 +116,7 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
         with tlx.async_task("default"):
             if DELTA:
                 row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, start, lse_smem, delta_smem,
-                               row_full, row_empty, GROUP, D, SLOTS)
+                               row_full, row_empty, GROUP, D, SLOTS, ROTATE)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             cid: tl.constexpr = tlx.async_task_replica_id()
@@ -127,10 +127,9 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
             steps = tl.load(tiles + start * FIELDS + 6)
             p = tl.zeros([HALF, HALF], tl.float32)
             for place in tl.range(begin, end, num_stages=1):
-                t = place + start - begin
-                t = tl.where(t < end, t, t - end + begin)
+                t = tile_at(place, begin, end, start, ROTATE)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
-                after = tl.where(t + 1 < end, t + 1, begin)
+                after = tile_at(tl.minimum(place + 1, end - 1), begin, end, start, ROTATE)
                 steps2 = tl.load(tiles + after * FIELDS + 6)
                 cross = (place + 1 < end) & (steps2 > 0) & (steps > 0)
                 record = tiles + t * FIELDS
@@ -243,8 +242,7 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
             n_kv = 0
             n_v = 0
             for place in tl.range(begin, end, num_stages=1):
-                t = place + start - begin
-                t = tl.where(t < end, t, t - end + begin)
+                t = tile_at(place, begin, end, start, ROTATE)
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
@@ -285,8 +283,7 @@ def jagged_backward_ahead(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, des
             n_use = 0
             n_kv = 0
             for place in tl.range(begin, end, num_stages=1):
-                t = place + start - begin
-                t = tl.where(t < end, t, t - end + begin)
+                t = tile_at(place, begin, end, start, ROTATE)
                 record = tiles + t * FIELDS
                 q_start, q_len = tl.load(record), tl.load(record + 1)
                 steps, m_first = tl.load(record + 6), tl.load(record + 9)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_parts import FIELDS
+from kernels.hopper.backward_parts import FIELDS, tile_at
 
 ROWS = tl.constexpr(64)  # of a block of Q
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -24,15 +24,14 @@ def _prefetch(out, dout, record, i, head, row_stride, D: tl.constexpr):
 
 @triton.jit
 def row_statistics(out, dout, lse, lse_stride, row_stride, tiles, begin, end, start, lse_smem, delta_smem, full, empty,
-                   GROUP: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr):
+                   GROUP: tl.constexpr, D: tl.constexpr, SLOTS: tl.constexpr, ROTATE: tl.constexpr):
     """For every step of a CTA, in order: lse * log2(e) (+inf where P is to be 0) and delta = rowsum(O * dO) of 64 rows.
 
     Reads O once a step. ``full`` and ``empty`` are the barriers of the ``SLOTS`` slots of both buffers.
     """
     n = 0
     for place in tl.range(begin, end, num_stages=1):
-        t = place + start - begin
-        t = tl.where(t < end, t, t - end + begin)
+        t = tile_at(place, begin, end, start, ROTATE)
         record = tiles + t * FIELDS
         steps = tl.load(record + 6)
         if t + 1 < end:

@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done
+from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done, tile_at
 from kernels.hopper.backward_step import step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
 
@@ -116,10 +116,10 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             n_kv = 0
             steps = tl.load(tiles + start * FIELDS + 6)
             for place in tl.range(begin, end, num_stages=1):
-                t = place + start - begin
-                t = tl.where(t < end, t, t - end + begin)
+                t = tile_at(place, begin, end, start, ROTATE)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
-                steps2 = tl.load(tiles + tl.where(t + 1 < end, t + 1, begin) * FIELDS + 6)
+                after = tile_at(tl.minimum(place + 1, end - 1), begin, end, start, ROTATE)
+                steps2 = tl.load(tiles + after * FIELDS + 6)
                 record = tiles + t * FIELDS
                 cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
                 partials, lasts = tl.load(record + 10), tl.load(record + 12)
@@ -192,8 +192,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             n_step = 0
             n_kv = 0
             for place in tl.range(begin, end, num_stages=1):
-                t = place + start - begin
-                t = tl.where(t < end, t, t - end + begin)
+                t = tile_at(place, begin, end, start, ROTATE)
                 record = tiles + t * FIELDS
                 q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
                 k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
@@ -256,8 +255,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 COLUMN: tl.constexpr = 64 if D == 128 else 0
                 AHEAD: tl.constexpr = STAGES == 2
                 for place in tl.range(begin, end, num_stages=1):
-                    t = place + start - begin
-                    t = tl.where(t < end, t, t - end + begin)
+                    t = tile_at(place, begin, end, start, ROTATE)
                     record = tiles + t * FIELDS
                     q_start, q_len = tl.load(record), tl.load(record + 1)
                     steps, m_first = tl.load(record + 6), tl.load(record + 9)

@@ -31,6 +31,16 @@ def first_tile(tiles, begin, end, pid, ROTATE: tl.constexpr):
 
 
 @triton.jit
+def tile_at(place, begin, end, start, ROTATE: tl.constexpr):
+    """The tile at a place of a CTA's round; past the last of them comes the first again."""
+    tile = place
+    if ROTATE:
+        tile += start - begin
+        tile = tl.where(tile < end, tile, tile - end + begin)
+    return tile
+
+
+@triton.jit
 def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
             HAS_RIGHT: tl.constexpr):
     """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
