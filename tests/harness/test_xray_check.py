@@ -72,6 +72,10 @@ def test_a_smaller_loop_passes():
     assert found(KERNEL, changed(LOOP, instructions=100, mma=16)) == []
 
 
+def test_more_packed_instructions_among_as_many_pass():
+    assert found(KERNEL, changed(LOOP, packed=64)) == []
+
+
 def test_a_lost_barrier():
     assert found(KERNEL, changed(LOOP, mbar_wait=3)) == [("mma", "barrier")]
 
