@@ -29,9 +29,9 @@ SIZES = {  # sequences a batch, longest, heads, head_dim, pooling rows, event id
 }
 
 
-def batches(size: str, device: torch.device) -> list[tuple[torch.Tensor, JaggedLayout, torch.Tensor]]:
+def batches(size: str, steps: int, device: torch.device) -> list[tuple[torch.Tensor, JaggedLayout, torch.Tensor]]:
     """``(events, lengths, labels)`` of each step; lengths are uniform in [1, longest], everything from one seed."""
-    batch, longest, *_, events, steps = SIZES[size]
+    batch, longest, *_, events, _ = SIZES[size]
     generator = np.random.default_rng(0)
     made = []
     for _ in range(steps):
@@ -46,15 +46,15 @@ def batches(size: str, device: torch.device) -> list[tuple[torch.Tensor, JaggedL
     return made
 
 
-def train(name: str, size: str, device: torch.device, compiled: bool) -> tuple[list[float], float]:
+def train(name: str, size: str, steps: int, device: torch.device, compiled: bool) -> tuple[list[float], float]:
     """Losses of all steps, and tokens a second over those after the first quarter, which compile and warm up."""
-    _, _, heads, head_dim, pool_rows, events, steps = SIZES[size]
+    _, _, heads, head_dim, pool_rows, events, _ = SIZES[size]
     torch.manual_seed(0)
     model = GemBlock(events, heads, head_dim, pool_rows, attentions[name]).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run = torch.compile(model, fullgraph=True, dynamic=True) if compiled else model
     losses, tokens, begun = [], 0, time.perf_counter()
-    data = batches(size, device)
+    data = batches(size, steps, device)
     for step, (ids, lengths, labels) in enumerate(data):
         if step == steps // 4:
             _wait(device)
@@ -94,6 +94,7 @@ def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a few steps of a size for Triton's interpreter")
+    parser.add_argument("--steps", type=int, help="default: 8 of the tiny size, 40 of the real one")
     parser.add_argument("--attention", action="append", choices=[*attentions, "jfa+compile"],
                         help="default: jfa and sdpa; on a GPU also jfa+compile, and fa4 where it is installed")
     parser.add_argument("--csv", type=Path, help="write the losses there")
@@ -102,8 +103,10 @@ def main() -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, JFA in Triton's interpreter"
     size = "tiny" if arguments.tiny else "real"
+    steps = arguments.steps or SIZES[size][-1]
     names = arguments.attention or ["jfa", "sdpa", *(["jfa+compile", *_installed()] if device.type == "cuda" else [])]
-    results = {name: train(name.removesuffix("+compile"), size, device, name.endswith("+compile")) for name in names}
+    results = {name: train(name.removesuffix("+compile"), size, steps, device, name.endswith("+compile"))
+               for name in names}
 
     print(f"GemBlock, {size} size, torch {torch.__version__}, on {where}")
     first = results[names[0]][0]

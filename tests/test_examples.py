@@ -1,0 +1,41 @@
+"""The example trains on what is here: on a CPU at its tiny size, with the kernels in Triton's interpreter."""
+
+from __future__ import annotations
+
+import csv
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(tmp_path, *arguments):
+    return subprocess.run([sys.executable, "-m", "examples.train_gem_block", "--tiny", "--csv", tmp_path / "losses.csv",
+                           *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def losses(tmp_path):
+    with (tmp_path / "losses.csv").open() as file:
+        header, *rows = csv.reader(file)
+    return header[1:], [[float(value) for value in row[1:]] for row in rows]
+
+
+def test_losses_agree_and_are_drawn(tmp_path):
+    done = run(tmp_path, "--plot", tmp_path / "losses.png")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tokens/s") >= 2
+    names, steps = losses(tmp_path)
+    assert {"jfa", "sdpa"} <= set(names)
+    assert len(steps) == 8
+    for step in steps:
+        assert all(math.isclose(loss, step[0], rel_tol=0.02) for loss in step)
+    assert (tmp_path / "losses.png").stat().st_size > 1000
+
+
+def test_it_learns(tmp_path):
+    done = run(tmp_path, "--attention", "sdpa", "--steps", "60")
+    assert done.returncode == 0, done.stderr
+    _, steps = losses(tmp_path)
+    assert sum(loss for (loss,) in steps[-8:]) < 0.5 * sum(loss for (loss,) in steps[:8])
