@@ -63,7 +63,7 @@ def flash_attn_varlen_func(
             gather_bwd_token_chunk=gather_bwd_token_chunk)
     rows_q, bounds_q, longest_q = _packed("q", q, cu_seqlens_q, max_seqlen_q)
     rows_k, bounds_k, longest_k = _packed("k", k, cu_seqlens_k, max_seqlen_k)
-    rows_v, _, _ = _packed("v", v, cu_seqlens_k, max_seqlen_k)
+    rows_v = v if cu_seqlens_k is not None else v.flatten(0, 1)
     left, right = window_size
     if left is not None and right is not None and left < 0 and right < 0:
         left = right = None
@@ -90,4 +90,7 @@ def _packed(name: str, x: torch.Tensor, cu_seqlens: torch.Tensor | None,
     if x.ndim != 4:
         raise ValueError(f"{name}: expected shape [batch, rows, heads, head_dim], as there is no "
                          f"cu_seqlens_{'q' if name == 'q' else 'k'}, got {list(x.shape)}")
-    return x.flatten(0, 1), JaggedLayout.uniform(x.shape[0], x.shape[1], x.device), None
+    batch, rows = x.shape[:2]
+    if torch.compiler.is_compiling():  # a trace makes tensors, but no layouts
+        return x.flatten(0, 1), torch.arange(batch + 1, dtype=torch.int32, device=x.device) * rows, rows
+    return x.flatten(0, 1), JaggedLayout.uniform(batch, rows, x.device), None

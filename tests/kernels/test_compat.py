@@ -120,6 +120,21 @@ def test_dense_rows_need_four_dimensions(fake):
         flash_attn_varlen_func(*tensors([8], [8]), cu_seqlens_k=cu(0, 8))
 
 
+@pytest.mark.parametrize("dense", [False, True])
+def test_under_torch_compile(fake, dense):
+    torch._dynamo.reset()
+    compiled = torch.compile(flash_attn_varlen_func, fullgraph=True, backend="aot_eager", dynamic=True)
+    q, k, v = tensors([2, 3], [2, 5], dtype=torch.float64) if dense else tensors([9], [11], dtype=torch.float64)
+    at = {} if dense else {"cu_seqlens_q": cu(0, 3, 9), "cu_seqlens_k": cu(0, 5, 11), "max_seqlen_q": 6}
+    q.requires_grad_()
+    results = []
+    for function in (compiled, flash_attn_varlen_func):
+        out, lse = function(q, k, v, causal=True, **at)
+        results.append((out, lse, *torch.autograd.grad(out.square().sum(), q)))
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.gpu
 def test_the_same_as_fa4():
     fa4 = pytest.importorskip("flash_attn.cute", reason="FlashAttention-4 isn't installed").flash_attn_varlen_func

@@ -121,3 +121,17 @@ def test_uniform_sequences_may_be_empty():
     assert JaggedLayout.uniform(3, 0).cu_seqlens.tolist() == [0, 0, 0, 0]
     assert JaggedLayout.uniform(3, 5).cu_seqlens.tolist() == [0, 5, 10, 15]
     assert JaggedLayout.uniform(0, 5).cu_seqlens.tolist() == [0]
+
+
+def test_the_owner_of_offsets_is_the_living_layout_that_made_them():
+    for make in (lambda: JaggedLayout.from_lengths([3, 5]), lambda: JaggedLayout.uniform(2, 4)):
+        layout = make()
+        offsets = layout.cu_seqlens
+        assert JaggedLayout.owner_of(offsets) is layout
+        assert JaggedLayout.owner_of(offsets.clone()) is None
+        del layout
+        assert JaggedLayout.owner_of(offsets) is None
+    given = torch.tensor([0, 3, 8], dtype=torch.int32)  # may be changed by whoever made it
+    layout = JaggedLayout.from_cu_seqlens(given, total=8, max_seqlen=5)
+    assert layout.cu_seqlens is given
+    assert JaggedLayout.owner_of(given) is None
