@@ -35,7 +35,7 @@ def plain(q, k, v, **options):
     q, k, v = (x.detach().values().requires_grad_() if x.is_nested else x.detach().requires_grad_() for x in (q, k, v))
     out = jagged_flash_attention(q, k, v, cu_seqlens_q=layout if len(q) == layout.total else None, cu_seqlens_k=layout,
                                  **options)
-    return out, torch.autograd.grad(out.float().square().sum(), (q, k, v))
+    return out, torch.autograd.grad(out.double().square().sum(), (q, k, v))
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (2, 1), "softmax_scale": 0.3}])
@@ -151,7 +151,7 @@ def test_the_shipped_kernels():
         out = nested_flash_attention(q, k, v, causal=True)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    out.values().float().square().sum().backward()
+    out.values().double().square().sum().backward()
     expected, gradients = plain(q, k, v, causal=True)
     torch.testing.assert_close(out.values(), expected)
     for x, gradient in zip((q, k, v), gradients, strict=True):  # sums of floats in an order that may differ
