@@ -6,6 +6,7 @@ the end their files are merged into those of one run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,7 +18,7 @@ from harness.config import load_config
 from harness.errors import UserError
 from harness.merge import merge_runs
 from harness.run_files import RunFiles, kept_from_others, open_new
-from harness.runner import RUNS, Listener, RunOptions, RunResult, choose_backends, choose_cases, run
+from harness.runner import RUNS, Listener, RunOptions, RunResult, choose_backends, choose_cases, choose_devices, run
 
 Launcher = Literal["slurm", "local"]
 INSTALL = "pip install submitit"
@@ -50,8 +51,7 @@ class ClusterJob:
     def __call__(self) -> str:
         """Run, or go on with, the job's cases; returns the run's id."""
         config = load_config(self.config)
-        assert self.options.out_dir is not None
-        resume = RunFiles(self.options.out_dir, config.name).json_path.exists()
+        resume = _files(self, config.name).json_path.exists()
         return run(config, replace(self.options, resume=resume)).run_id
 
     def checkpoint(self) -> Any:
@@ -75,14 +75,17 @@ def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptio
     files = RunFiles(options.out_dir or RUNS / run_id, config.name)
     cases = choose_cases(expand(config) if options.cases is None else list(options.cases), options.case_ids)
     choose_backends(config, options.backends)
+    if cluster.launcher == "local":
+        choose_devices(options.device)
     with kept_from_others(files):
         if not options.resume:
             open_new(files)
+        executor = _executor(files, cluster)  # before any folder of a job is made
         parts = _parts(files, cases, cluster.jobs)
         listener.started(run_id, files.out_dir, cases, 0)
         todo = [ClusterJob(config_path.absolute(), replace(
             options, out_dir=folder, case_ids=tuple(case.case_id for case in part))) for folder, part in parts.items()]
-        failed = _work_off(todo, files, cluster, listener)
+        failed = _work_off(todo, executor, cluster, files.name, listener)
         records = merge_runs(list(parts), files, config, cases)
     result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
                        interrupted=failed)
@@ -104,17 +107,29 @@ def _parts(files: RunFiles, cases: Sequence[Case], jobs: int) -> dict[Path, list
     return {folder / name: list(cases[index::count]) for index, name in enumerate(names)}
 
 
-def _work_off(todo: Sequence[ClusterJob], files: RunFiles, cluster: ClusterOptions, listener: Listener) -> bool:
-    """Submit jobs until they are done; whether some failed for good or were interrupted."""
+def _executor(files: RunFiles, cluster: ClusterOptions) -> Any:
+    """submitit's executor. Raises `UserError` without submitit or the launcher, and for parameters it doesn't take."""
     try:
         from submitit import AutoExecutor
     except ImportError:
         raise UserError(f"--launcher: needs the package submitit: {INSTALL}") from None
-    executor = AutoExecutor(folder=files.log_dir / "submitit", cluster=cluster.launcher)
+    try:
+        executor = AutoExecutor(folder=files.log_dir / "submitit", cluster=cluster.launcher)
+    except RuntimeError as error:
+        raise UserError(f"--launcher: {cluster.launcher} can't be used here: {error}") from None
     try:
         executor.update_parameters(**{"name": files.name, **(cluster.parameters or {})})
-    except (NameError, TypeError, ValueError) as error:
-        raise UserError(f"--parameter: {' '.join(str(error).split())}") from None
+    except (NameError, TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"--parameter: {error}") from None
+    return executor
+
+
+def _work_off(todo: Sequence[ClusterJob], executor: Any, cluster: ClusterOptions, name: str,
+              listener: Listener) -> bool:
+    """Submit jobs until they are done; whether some failed for good or were interrupted.
+
+    Raises `KeyboardInterrupt` if that was before any job had begun.
+    """
     left = list(todo)
     for attempt in range(cluster.retries + 1):
         with executor.batch():
@@ -125,13 +140,30 @@ def _work_off(todo: Sequence[ClusterJob], files: RunFiles, cluster: ClusterOptio
             for job, work in zip(jobs, left, strict=True):
                 if problem := job.exception():
                     failed.append(work)
-                    assert work.options.out_dir is not None
-                    listener.note(f"job {work.options.out_dir.name} failed: {str(problem).strip().splitlines()[-1]}")
+                    listener.note(f"job {_files(work, name).out_dir.name} failed: {_reason(problem)}")
         except KeyboardInterrupt:
             for job in jobs:
                 job.cancel()
+            if not any(_files(work, name).json_path.exists() for work in todo):
+                raise
             return True
         left = failed
         if not left:
             return False
     return True
+
+
+def _files(work: ClusterJob, name: str) -> RunFiles:
+    assert work.options.out_dir is not None
+    return RunFiles(work.options.out_dir, name)
+
+
+def _reason(problem: Exception) -> str:
+    """What a job failed of, in a line: the end of the trace or log that submitit puts below a dashed line."""
+    from submitit.core.utils import FailedJobError
+
+    _, *below = re.split(r"^-{20,}$", str(problem), flags=re.MULTILINE)
+    if isinstance(problem, FailedJobError):
+        return "".join(below[:-1]).strip().splitlines()[-1]  # below the trace, where the logs are
+    log = "".join(below).strip().splitlines()
+    return "it ended without a result" + (f"; its log ends with: {log[-1]}" if log else "")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from harness.cluster import ClusterOptions
     from harness.runner import RunOptions, RunResult
 
+JOBS = 4  # of a launcher
+
 
 @app.command("run", epilog=examples(
     "harness run configs/gem.yaml",
@@ -39,7 +41,7 @@ def run_command(
         "--from", metavar="DIR", help="Replay the cases of the run in DIR, with its exact lengths.")] = None,
     launcher: Annotated[str | None, typer.Option(
         "--launcher", metavar="NAME", help="Share the cases among jobs: slurm, or local for processes here.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Jobs of the launcher.")] = 4,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Jobs of the launcher; default 4.")] = None,
     parameter: Annotated[list[str] | None, typer.Option(
         "--parameter", metavar="KEY=VALUE", help="Parameter of submitit's executor, such as slurm_partition=gpu; may "
         "be repeated.")] = None,
@@ -65,6 +67,9 @@ def run_command(
         if device is not None:
             raise UserError("--gpus: --device says where to run already; allowed is one of the two")
         device = "all" if gpus == "all" else ",".join(f"cuda:{index.strip()}" for index in gpus.split(","))
+    if launcher is None and (jobs or parameter):
+        raise UserError(f"{'--jobs' if jobs else '--parameter'}: is for --launcher, which isn't given")
+    jobs = jobs or JOBS
     options = runner.RunOptions(
         out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
         resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)
@@ -82,7 +87,8 @@ def run_command(
         typer.echo(f"one page of it all: harness report {shlex.quote(str(result.csv_path))}")
     _say_what_a_gpu_adds(records)
     if result.interrupted:
-        more = {"--from": replay, "--no-plots": no_plots, "--launcher": launcher, "--jobs": jobs if launcher else None}
+        more = {"--from": replay, "--no-plots": no_plots, "--launcher": launcher, "--jobs": jobs if launcher else None,
+                "--parameter": parameter}
         typer.echo(_how_to_go_on(result, config, options, more), err=True)
         raise typer.Exit(INTERRUPTED)
     if not records["status"].isin(["ok", "untimed"]).any():
@@ -157,7 +163,7 @@ def _cluster_options(launcher: str, jobs: int, parameters: list[str]) -> Cluster
         key, equals, value = text.partition("=")
         if not (key and equals):
             raise UserError(f"--parameter: {text!r}: expected KEY=VALUE")
-        values[key] = int(value) if value.isdigit() else value
+        values[key] = int(value) if value.isascii() and value.isdigit() else value
     return ClusterOptions("slurm" if launcher == "slurm" else "local", jobs, parameters=values)
 
 
@@ -176,6 +182,7 @@ def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: di
     for flag, chosen in (("--case", options.case_ids), ("--backend", options.backends)):
         words += [word for value in chosen or () for word in (flag, value)]
     words += ["--device", options.device] if options.device else []
-    for flag, value in more.items():
-        words += ([flag] if value is True else [flag, str(value)]) if value else []
+    for flag, given in more.items():
+        for value in given if isinstance(given, list) else [given]:
+            words += ([flag] if value is True else [flag, str(value)]) if value else []
     return f"interrupted; what is complete was kept. To go on: {shlex.join(words)}"

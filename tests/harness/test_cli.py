@@ -10,7 +10,7 @@ import pytest
 from sample_records import gem_like, smoke_like
 from typer.testing import CliRunner
 
-from harness import cli, doctor, runner
+from harness import cli, cluster, doctor, runner
 from harness.cli import base
 from harness.records import COLUMNS, append_records, read_records
 
@@ -222,6 +222,37 @@ def test_interrupted_run_says_how_to_go_on(config, tmp_path, monkeypatch):
     error = harness(*arguments, code=130)
     assert error == (f"interrupted; what is complete was kept. To go on: harness run {config} --out '{out}' --resume "
                      "--case self --backend padded --no-plots\n")
+
+
+def test_interrupted_cluster_run_says_how_to_go_on_with_all_its_options(config, tmp_path, monkeypatch):
+    def run(path, options, cluster, listener):
+        (tmp_path / "tiny.run.json").write_text("{}")
+        assert (cluster.jobs, cluster.parameters) == (4, {"timeout_min": 240, "slurm_partition": "gpu"})
+        return runner.RunResult("r", tmp_path, tmp_path / "tiny.csv", tmp_path / "tiny.samples.csv",
+                                tmp_path / "tiny.run.json", tuple(smoke_like()), True)
+
+    monkeypatch.setattr(cluster, "run_on_cluster", run)
+    error = harness("run", config, "--launcher", "slurm", "--parameter", "timeout_min=240", "--parameter",
+                    "slurm_partition=gpu", "--no-plots", "--out", tmp_path, code=130)
+    assert error.endswith("--resume --no-plots --launcher slurm --jobs 4 --parameter timeout_min=240 --parameter "
+                          "slurm_partition=gpu\n")
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), [
+    (["--jobs", "3"], "error: --jobs: is for --launcher, which isn't given"),
+    (["--parameter", "a=b"], "error: --parameter: is for --launcher, which isn't given"),
+    (["--launcher", "local", "--parameter", "timeout_min=²"], "error: --parameter: "),
+    (["--launcher", "local", "--parameter", "timeout_min=soon"], 'error: --parameter: Parameter "timeout_min"'),
+    (["--launcher", "local", "--parameter", "nonsense=1"], "error: --parameter: Parameter 'nonsense'"),
+    (["--launcher", "slurm"], "error: --launcher: slurm can't be used here: "),
+    (["--launcher", "local", "--device", "cuda:77"], "error: device: there is no 'cuda:77' here"),
+])
+def test_launcher_options_that_cannot_be_begin_no_job(config, tmp_path, monkeypatch, arguments, wanted):
+    monkeypatch.setenv("PATH", str(tmp_path))  # no srun
+    error = harness("run", config, "--out", tmp_path / "out", *arguments, code=2)
+    assert error.startswith(wanted)
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out" / "jobs").exists()
 
 
 def test_ctrl_c_elsewhere_exits_130(config, monkeypatch):

@@ -59,6 +59,29 @@ def test_a_killed_job_goes_on_and_every_row_is_there_once(config_path: Path, tmp
         run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", resume=True), ClusterOptions("local", 3))
 
 
+def test_a_job_that_fails_says_why(config_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
+    out = tmp_path / "out"
+    (out / "jobs" / "00000").mkdir(parents=True)
+    (out / "jobs" / "00000" / "tiny.csv").write_text("")
+    notes = Notes()
+    with pytest.raises(UserError, match="none of its 1 runs began"):
+        run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", case_ids=("case0",)),
+                       ClusterOptions("local", 1, retries=0), notes)
+    assert "tiny.csv: holds a run already" in notes.texts[1]
+
+
+def test_ctrl_c_before_a_job_began_is_an_interruption(config_path: Path, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("submitit.local.local.LocalJob.exception", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        run_on_cluster(config_path, RunOptions(out_dir=tmp_path, device="cpu"), ClusterOptions("local", 1))
+
+
 def test_merging_refuses_what_does_not_belong_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     config = tiny_config([{"backend": "fake_backends:FakeBackend", "name": "fake"}], ["a", "b"],
