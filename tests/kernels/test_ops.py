@@ -208,7 +208,8 @@ def test_opcheck_of_the_kernels(case):
     out, _ = ops.forward(*values)
     dout = torch.randn_like(out)
     grads = torch.autograd.grad(out, values[:3], dout)
-    problem = ops._problem(*(x.detach() for x in values[:3]), *values[3:11])
-    exact = (attention_reference(problem, *values[:3])[0], *attention_reference_backward(problem, *values[:3], dout))
+    qkv = [x.detach() for x in values[:3]]
+    problem = ops._problem(*qkv, *values[3:11])
+    exact = (attention_reference(problem, *qkv)[0], *attention_reference_backward(problem, *qkv, dout))
     for got, want in zip((out, *grads), exact, strict=True):
         assert (got.double() - want).abs().max() <= 0.02 * want.abs().max()
