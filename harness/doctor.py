@@ -26,7 +26,7 @@ ANSWER = "harness-doctor-answer: "
 WHAT_A_GPU_ADDS = (
     "No NVIDIA GPU was used. On one (sm_80 or newer) the same commands time jfa and jfa_triton, which a CPU can only "
     "check, against fa4, cudnn, fa2 and flex, and `make bench` runs configs/gem.yaml. The TLX kernels need sm_90 "
-    "(Hopper).")
+    "(Hopper) or sm_100 (Blackwell, not run so far).")
 
 
 @dataclass(frozen=True)

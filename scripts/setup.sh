@@ -11,6 +11,11 @@ flavour=${2:?usage: setup.sh VENV cpu|gpu}
 python=${PYTHON:-python3}
 torch_cpu=2.13.0
 
+case "$flavour" in
+    cpu | gpu) ;;
+    *) echo "error: FLAVOUR=$flavour: allowed are cpu and gpu" >&2 ; exit 2 ;;
+esac
+
 "$python" - <<'CHECK' || exit 2
 import sys
 if not (3, 10) <= sys.version_info[:2] <= (3, 13):

@@ -102,7 +102,7 @@ def test_a_cpu_run_without_facts_or_rival_is_reported_with_reasons(tmp_path):
 def test_what_can_not_be_built_is_an_error_in_words(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"expected a name that ends in \.html or \.ipynb"):
         build("report", {}, [tmp_path / "report.pdf"])
-    with pytest.raises(UserError, match=r"UserError: .*none\.csv"):
+    with pytest.raises(UserError, match=r"^[^:]*none\.csv"):
         build("report", {"RUN": str(tmp_path / "none.csv")}, [tmp_path / "report.html"])
     monkeypatch.setattr(building, "NOTEBOOKS", tmp_path)
     with pytest.raises(UserError, match="no such notebook; reports are built from a checkout"):

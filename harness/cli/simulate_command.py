@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from harness.cli.base import app, examples, make_console
+from harness.cli.paths import config_path
 from harness.errors import UserError
 
 
@@ -28,7 +29,8 @@ class ScheduleMode(str, Enum):
 def simulate_command(
     impl: Annotated[str, typer.Option("--impl", metavar="NAME", help="TLX implementation to simulate.")] = "hopper",
     config: Annotated[Path, typer.Option(
-        "--config", metavar="CONFIG", help="YAML file; its jfa backends are the variants.")] = Path("configs/sim.yaml"),
+        "--config", metavar="CONFIG", callback=config_path,
+        help="YAML file; its jfa backends are the variants.")] = Path("configs/sim.yaml"),
     count: Annotated[int, typer.Option("--schedules", metavar="N", min=1, help="Schedules of each row.")] = 20,
     case: Annotated[list[str] | None, typer.Option(
         "--case", metavar="ID", help="Only this case (its id or name); may be repeated.")] = None,

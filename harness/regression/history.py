@@ -101,6 +101,8 @@ def append_history(path: Path, rows: Sequence[HistoryRow]) -> bool:
 
 def read_history(path: Path) -> list[HistoryRow]:
     """All lines, in order. Raises `UserError` without the file, `Refused` for another schema or a corrupt one."""
+    if path.is_dir():
+        raise UserError(f"{path}: is a directory; a history is a CSV file")
     if not path.is_file():
         raise UserError(f"{path}: no such file; harness baseline update and harness history --add write it")
     rows = []

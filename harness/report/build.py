@@ -67,7 +67,8 @@ def execute(notebook: str, parameters: Mapping[str, Any]) -> Any:
         try:
             client.execute(env=os.environ | {"PYTHONPATH": path})
         except CellExecutionError as error:
-            raise UserError(f"{source}: {error.ename}: {error.evalue}") from None
+            by_user = error.ename == UserError.__name__  # names the file itself
+            raise UserError(error.evalue if by_user else f"{source}: {error.ename}: {error.evalue}") from None
     for cell in node.cells:
         cell.metadata.pop("execution", None)
     node.metadata.pop("language_info", None)  # names the interpreter's version

@@ -295,3 +295,4 @@ def test_a_history_of_another_schema_is_refused(tmp_path):
     (tmp_path / "h.csv").write_text("a,b\n1,2\n")
     assert "its columns differ" in refused("history", tmp_path / "h.csv")
     assert "no such file" in harness("history", tmp_path / "none.csv", code=2)
+    assert "is a directory" in harness("history", tmp_path, code=2)
