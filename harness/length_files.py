@@ -71,4 +71,14 @@ def _pick_column(table: Any, path: Path, column: str | None) -> np.ndarray:
         raise problem(("column",), f"missing; {path} has {len(names)} columns", choices(names))
     if column is not None and column not in names:
         raise problem(("column",), f"{path} has no column {column!r}", choices(names, column))
-    return table.iloc[:, 0 if column is None else names.index(column)].to_numpy()
+    values = table.iloc[:, 0 if column is None else names.index(column)]
+    if len(values) and values.dtype.kind not in "iu":
+        wrong = values[values.isna()] if values.isna().any() else values[[not _is_integer(value) for value in values]]
+        if len(wrong):
+            got = "nothing" if values.isna().any() else repr(str(wrong.iloc[0]))
+            raise problem(("path",), f"{path}: row {wrong.index[0] + 1} below the header: got {got}", "a whole number")
+    return values.to_numpy()
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) or (isinstance(value, str) and value.strip().isdecimal())

@@ -116,9 +116,11 @@ def cases_command(
     from harness.config import load_config
     from harness.flops import Ceilings
     from harness.length_histogram import histogram_lines
+    from harness.runner import choose_backends
     from harness.summary import print_table
 
     loaded = load_config(config)
+    choose_backends(loaded, None)  # a mistake there is better found now
     cases = expand(loaded)
     chosen = [find_case(cases, wanted) for wanted in case] if case else cases
     described = describe_cases(chosen, Ceilings(tflops, tbps))

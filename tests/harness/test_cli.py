@@ -100,6 +100,7 @@ def fake_run(monkeypatch, records, interrupted=False):
     ("mode: self", "mode: selv", 6, ["mode", "selv", "self, cross, short_kv, broadcast_q"]),
     ("{kind: uniform, max: 32}", "{kind: trace, path: nowhere.npy}", 10, ["nowhere.npy"]),
     ("[sdpa_loop]", "", 3, ["backends"]),
+    ("[sdpa_loop]", "[sdpaloop]", 3, ["backends[0]", "'sdpaloop'", "allowed", "sdpa_loop"]),
 ])
 @pytest.mark.parametrize("command", ["run", "cases"])
 def test_bad_config_is_one_line_with_file_line_key_and_what_is_allowed(config, old, new, line, wanted, command):

@@ -212,8 +212,10 @@ def test_a_trace_counts_by_its_lengths_and_not_by_its_place(tmp_path, load):
     ("{kind: trace, path: two.csv, column: lenght}",
      "cases[0].lengths.column: {folder}/two.csv has no column 'lenght'; "
      "allowed: user, length (did you mean 'length'?)"),
-    ("{kind: trace, path: two.csv, column: user}", "cases[0].lengths.path: {folder}/two.csv holds 1-dimensional object "
-     "data; allowed: a column or 1-D array of integers"),
+    ("{kind: trace, path: two.csv, column: user}", "cases[0].lengths.path: {folder}/two.csv: row 1 below the header: "
+     "got 'x'; allowed: a whole number"),
+    ("{kind: trace, path: gap.csv, column: length}", "cases[0].lengths.path: {folder}/gap.csv: row 2 below the header: "
+     "got nothing; allowed: a whole number"),
     ("{kind: trace, path: negative.npy}", "cases[0].lengths.path: {folder}/negative.npy holds lengths from -1 to 3; "
      "allowed: 0 to 2^31 - 1"),
     ("{kind: trace, path: empty.npy}",
@@ -229,6 +231,7 @@ def test_a_trace_counts_by_its_lengths_and_not_by_its_place(tmp_path, load):
 ])
 def test_bad_traces(tmp_path, complaint, distribution, message):
     (tmp_path / "two.csv").write_text("user,length\nx,3\ny,4\n")
+    (tmp_path / "gap.csv").write_text("user,length\nx,3\ny,\n")
     np.save(tmp_path / "negative.npy", np.array([3, -1]))
     np.save(tmp_path / "empty.npy", np.array([], dtype=np.int64))
     np.save(tmp_path / "square.npy", np.ones((2, 2), dtype=np.int64))
