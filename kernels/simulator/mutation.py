@@ -132,6 +132,8 @@ def _find(case: Case, call: Call, index: int, site: Site, written: _Written, usu
     """What gives the mutant away in this schedule."""
     try:
         outcome, simulator = _attempt(case, call, index, Mutator(site))
+    except (OSError, RecursionError):  # the kernel's source was edited meanwhile: nothing was tried
+        raise
     except Exception as error:  # a mutant may break anything; that it is noticed is what counts
         return f"{_PYTHON}: {type(error).__name__}"
     if outcome.check:
