@@ -157,7 +157,7 @@ class Fleet:
                  share: float = 1.0) -> None:
         log_dir.mkdir(parents=True, exist_ok=True)
         self.device_type = device.split(":")[0]
-        self._memory_share = MEMORY_SHARE * share
+        self.memory_share = MEMORY_SHARE * share
         self.members = [Member(backend, device, log_dir, config.timeout_s) for backend in backends]
 
     def __enter__(self) -> Fleet:
@@ -206,14 +206,14 @@ class Fleet:
     def fits(self, total_bytes: int) -> bool:
         """Whether workers may hold that much together."""
         memory = self.environment.memory_bytes
-        return not memory or total_bytes <= self._memory_share * memory
+        return not memory or total_bytes <= self.memory_share * memory
 
     def width(self, need_bytes: int) -> int:
         """How many workers may hold ``need_bytes`` each at once; at least one."""
         memory = self.environment.memory_bytes
         if not memory or not need_bytes:
             return len(self.members)
-        return max(1, min(len(self.members), int(self._memory_share * memory) // need_bytes))
+        return max(1, min(len(self.members), int(self.memory_share * memory) // need_bytes))
 
     def make_room(self, members: Sequence[Member], need_bytes: int) -> None:
         """Has the other members let go of their memory if ``members`` couldn't have ``need_bytes`` beside them."""

@@ -61,7 +61,7 @@ class StubMember:
 
 def stub_fleet(needs: dict[str, int], memory_bytes: int = 0) -> tuple[Fleet, list[StubMember], list[str]]:
     fleet = Fleet.__new__(Fleet)
-    fleet.device_type = "cuda"
+    fleet.device_type, fleet.memory_share = "cuda", MEMORY_SHARE
     log: list[str] = []
     members = [StubMember(label, log, need) for label, need in needs.items()]
     for member in members:
