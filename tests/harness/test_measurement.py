@@ -8,7 +8,7 @@ from tiny_cases import tiny_case, tiny_config
 
 from harness.config import TimingConfig
 from harness.environment import DeviceEnvironment
-from harness.fleet import Fleet, blamed
+from harness.fleet import MEMORY_SHARE, Fleet, blamed
 from harness.measurement import check_case, interleave, plan_block, time_case
 from harness.records import Status
 from harness.rows import Block, Row
