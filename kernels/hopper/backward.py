@@ -35,10 +35,13 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
              options: object | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(dq, dk, dv)`` in the problem's dtype, see `JaggedProblem`.
 
-    Raises `ValueError` for an unknown schedule, `TypeError` for options of another kind.
+    Raises `ValueError` for an unknown schedule or options that can't run the problem, `TypeError` for options of
+    another kind.
     """
     chosen = _options(problem, options)
     order = _order(schedule)
+    if chosen.ahead and problem.head_dim != 128:
+        raise ValueError(f"ahead: needs head_dim 128, got {problem.head_dim}")
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dim, heads, mask, device = problem.head_dim, problem.num_heads_q, problem.mask, q.device
@@ -128,8 +131,6 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
         return select(problem)
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
-    if options.ahead and problem.head_dim != 128:
-        raise ValueError(f"ahead: needs head_dim 128, got {problem.head_dim}")
     return options
 
 

@@ -67,10 +67,15 @@ def test_switches_show_in_the_record():
     assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
-    with pytest.raises(ValueError, match="ahead: needs head_dim 128, got 64"):
-        backward.describe(problem(head_dim=64), None, make_options({"ahead": True}))
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):
         backward.describe(problem(), None, {})
+
+
+def test_scores_a_step_ahead_are_refused_at_head_dim_64_when_run_not_when_named():
+    options, narrow = make_options({"ahead": True}), problem(head_dim=64)
+    assert "ahead" in backward.describe(narrow, None, options)
+    with pytest.raises(ValueError, match="ahead: needs head_dim 128, got 64"):
+        backward.backward(narrow, *(torch.zeros(0) for _ in range(6)), options=options)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
