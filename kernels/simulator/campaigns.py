@@ -81,14 +81,17 @@ def _hopper_backward(variant: str, head_dim: int) -> None:
     CAMPAIGNS[f"hopper-bwd/{variant}/d{head_dim}"] = (layouts, frozenset())
 
 
-def _blackwell_backward(variant: str, sms: int) -> None:
+def _blackwell_backward(variant: str, sms: int, head_dim: int = 64) -> None:
+    chosen = {name: replace(layout, head_dim=head_dim) for name, layout in _BLACKWELL_BACKWARD_LAYOUTS.items()}
+
     def layouts() -> list[Case]:
-        return list(blackwell_backward_cases(variant, _BLACKWELL_BACKWARD_LAYOUTS, sms).values())
+        return list(blackwell_backward_cases(variant, chosen, sms).values())
 
     CAMPAIGNS[f"blackwell-bwd/{variant}"] = (layouts, frozenset({"prepare_kernel", "cast_kernel", "sum_kernel"}))
 
 
 _blackwell_backward("m64", 1)
+_blackwell_backward("m128", 1, 128)  # where dQ has the columns of dP
 _blackwell_backward("pair", 2)
 CAMPAIGNS["blackwell/forward"] = (lambda: list(blackwell_cases({}, _BLACKWELL_LAYOUTS, sms=1).values()), frozenset())
 for _variant in ("solo64", "pair128", "tri64", "trio64"):  # the forward synchronises at D = 64 as at D = 128

@@ -55,6 +55,7 @@ BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
 #: The same of the Blackwell backward.
 BLACKWELL_BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
     "m64": {"block_m": 64, "do_stages": 2, "owned_blocks": 4},
+    "m128": {"block_m": 128, "owned_blocks": 4},
     "pair": {"pair": True, "block_m": 128, "q_stages": 1, "warp_barriers": False},
 }
 

@@ -23,7 +23,8 @@ BACKWARD_VALUES = {
     "dq_stages": (1, 2, 3, 4), "early_release": (0, 1, 2, 3), "owned_blocks": (-1, 0, 4, 65),
     "schedule": ("none", "sorted", "zigzag", "clc", "dynamic"),
 }
-BACKWARD_BASES = {"short": SHORT_TILES, "64 rows": BlackwellBackwardOptions(), "long": LONG_TILES, "pair": PAIR}
+BACKWARD_BASES = {"short": SHORT_TILES, "64 rows": BlackwellBackwardOptions(), "long": LONG_TILES, "pair": PAIR,
+                  "rule at 64": replace(LONG_TILES, do_stages=2, kv_stages=2)}
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Change:
         return "bwd", tuple(constants.items())
 
 
+def head_dims(base):
+    """Where a base is valid."""
+    return (64,) if base == "rule at 64" else (128, 64)
+
+
 def _values(options, listed):
     return {field.name: listed.get(field.name, (False, True)) for field in fields(options)} | {
         name: values for name, values in listed.items() if name == "schedule"}
@@ -88,7 +94,7 @@ def changes(count):
     bases += [("bwd", name, options, BACKWARD_VALUES) for name, options in BACKWARD_BASES.items()]
     for direction, base, options, listed in bases:
         values = _values(options, listed)
-        for head_dim, names in itertools.product((128, 64), itertools.combinations(values, count)):
+        for head_dim, names in itertools.product(head_dims(base), itertools.combinations(values, count)):
             for chosen in itertools.product(*(values[name] for name in names)):
                 switches = tuple(zip(names, chosen, strict=True))
                 if all(value != getattr(options, name, "zigzag") for name, value in switches):
