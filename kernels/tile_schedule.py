@@ -18,6 +18,7 @@ together are a run: they differ in ``row`` alone, by ``rows`` from each to the n
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -122,3 +123,11 @@ def _descending(work: np.ndarray) -> np.ndarray:
     """Indices from the most work to the least, equals in their order; work past 65,535 blocks counts as that."""
     key = (_MAX_KEY - np.minimum(work, _MAX_KEY)).astype(np.uint16)
     return np.argsort(key, kind="stable")
+
+
+@functools.lru_cache(maxsize=4096)
+def heads_within(section_mb: int, heads_q: int, heads_kv: int, head_dim: int, longest: int) -> int:
+    """Query heads that walk a sequence together: as many as have K and V of ``longest`` keys in ``section_mb`` MiB."""
+    head_bytes = 4 * longest * head_dim
+    kv_heads = max(section_mb * 2**20 // max(head_bytes, 1), 1)
+    return max(n for n in range(1, heads_q + 1) if heads_q % n == 0 and n <= kv_heads * (heads_q // heads_kv))

@@ -59,7 +59,7 @@ from kernels.hopper.ragged import packed_blocks
 from kernels.jagged_layout import JaggedLayout
 from kernels.launch import Launcher
 from kernels.problem import JaggedProblem
-from kernels.tile_schedule import TileShape
+from kernels.tile_schedule import TileShape, heads_within
 
 CLC_STAGES = 2  # answers of cluster launch control that the load warp may be ahead
 
@@ -173,7 +173,7 @@ def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.T
     device = q.device
     heads, dim, mask = problem.num_heads_q, problem.head_dim, problem.mask
     layout_q, layout_k = problem.layout_q, problem.layout_k
-    section = heads_a_section(options.section_mb, heads, problem.num_heads_kv, dim, layout_k.max_seqlen)
+    section = heads_within(options.section_mb, heads, problem.num_heads_kv, dim, layout_k.max_seqlen)
     launch = _launcher(options, dim, mask.left is not None, mask.right is not None, section < heads, q.dtype, device)
     out = torch.empty(problem.out_shape, device=device, dtype=q.dtype)
     lse = torch.empty((heads, layout_q.total), device=device, dtype=torch.float32)
@@ -221,11 +221,3 @@ def kernel_constants(options: BlackwellForwardOptions, head_dim: int, has_left: 
 def _exact_tiles(layout: JaggedLayout, rows: int) -> int | None:
     """Tiles of ``rows`` rows, where the host knows the lengths: cluster launch control starts no CTA in vain then."""
     return layout.cached(("tiles", rows), lambda: int((-(-layout.lengths // rows)).sum())) if layout.on_host else None
-
-
-@functools.lru_cache(maxsize=4096)
-def heads_a_section(section_mb: int, heads_q: int, heads_kv: int, head_dim: int, longest: int) -> int:
-    """Query heads that walk a sequence together: as many as ``section_mb`` allows for ``longest`` keys."""
-    head_bytes = 4 * longest * head_dim
-    kv_heads = max(section_mb * 2**20 // max(head_bytes, 1), 1)
-    return max(n for n in range(1, heads_q + 1) if heads_q % n == 0 and n <= kv_heads * (heads_q // heads_kv))

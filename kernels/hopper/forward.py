@@ -48,7 +48,7 @@ from kernels.hopper.work import ITEM_SLOTS, Config, Ring, Work
 from kernels.launch import Launcher
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
-from kernels.tile_schedule import TileShape
+from kernels.tile_schedule import TileShape, heads_within
 
 LOG2_E = math.log2(math.e)
 ROWS = tl.constexpr(64)  # query rows of one consumer group: wgmma's M
@@ -182,7 +182,6 @@ def launch_options(options: HopperForwardOptions) -> dict[str, int]:
     return {} if options.max_registers is None else {"maxnreg": options.max_registers}
 
 
-@functools.lru_cache(maxsize=4096)
 def heads_a_section(options: HopperForwardOptions, heads_q: int, heads_kv: int, head_dim: int, longest: int) -> int:
     """Query heads that walk a sequence together: as many as `section_mb` allows for ``longest`` keys.
 
@@ -190,9 +189,7 @@ def heads_a_section(options: HopperForwardOptions, heads_q: int, heads_kv: int, 
     """
     if options.consumer_groups * options.streams == 3:
         return heads_q
-    head_bytes = 4 * longest * head_dim
-    kv_heads = max(options.section_mb * 2**20 // max(head_bytes, 1), 1)
-    return max(n for n in range(1, heads_q + 1) if heads_q % n == 0 and n <= kv_heads * (heads_q // heads_kv))
+    return heads_within(options.section_mb, heads_q, heads_kv, head_dim, longest)
 
 
 def sm_count(device: torch.device) -> int:
