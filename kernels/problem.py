@@ -44,6 +44,14 @@ class JaggedProblem:
         return self.num_heads_q // self.num_heads_kv
 
     @property
+    def window_bounds(self) -> tuple[int, int]:
+        """The mask's ``(left, right)`` as arguments of a kernel: 0 for no bound, and never so large that a position
+        plus a bound overflows int32."""
+        longest = self.layout_q.max_seqlen + self.layout_k.max_seqlen
+        left, right = (0 if bound is None else min(bound, longest) for bound in (self.mask.left, self.mask.right))
+        return left, right
+
+    @property
     def q_shape(self) -> tuple[int, int, int]:
         """Shape of ``q`` and ``dq``."""
         rows = self.layout_q.max_seqlen if self.broadcast_q else self.layout_q.total

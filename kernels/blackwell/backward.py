@@ -52,7 +52,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     chosen = _options(problem, order, options)
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    block_m, dim, heads, mask, device = chosen.block_m, problem.head_dim, problem.num_heads_q, problem.mask, q.device
+    block_m, dim, heads, device = chosen.block_m, problem.head_dim, problem.num_heads_q, q.device
     plan = _plan(problem, chosen, order, sm_count(device), device)
     made, num_blocks, row_stride = plan.schedule, len(plan.blocks), heads * dim
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -64,8 +64,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     launch = _launchers(problem, chosen, order == "clc", device)
     launch.prepare((num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0),
                    row_stride, made.shared_at, made.shared_blocks)
-    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
-    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    left, right = problem.window_bounds
     ctas, block_n, columns = chosen.ctas, BLOCK_N.value, dq_columns(chosen)
     if len(made.tiles):
         launch.main((ctas * (len(plan.bounds) - 1), 1), packed_blocks(q, block_m, dim // ctas),

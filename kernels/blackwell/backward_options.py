@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from kernels.problem import JaggedProblem
+from kernels.switches import check_switches, from_values
 
 SCHEDULES = ("none", "sorted", "zigzag", "clc")
 HEAD_DIMS = (64, 128)
@@ -61,23 +62,12 @@ class BlackwellBackwardOptions:
     broadcast_sums: bool = True
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _ALLOWED:
-                allowed = _ALLOWED[field.name]
-                if isinstance(value, bool) or value not in allowed:
-                    raise ValueError(f"{field.name}: expected {_listed(allowed)}, got {value!r}")
-            elif not isinstance(value, bool):
-                raise ValueError(f"{field.name}: expected true or false, got {value!r}")
+        check_switches(self, _ALLOWED, _listed)
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> BlackwellBackwardOptions:
         """From plain values; those left out keep their defaults. Raises `ValueError` naming key or value."""
-        allowed = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in allowed:
-                raise ValueError(f"{key}: no such option; allowed: {', '.join(allowed)}")
-        return cls(**values)  # type: ignore[arg-type]
+        return from_values(cls, values)
 
     @property
     def ctas(self) -> int:

@@ -186,8 +186,7 @@ def forward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.T
     items = (_exact_tiles(layout_q, options.block_m) or tiles.at_most) * heads
     ctas = items if options.schedule == "clc" else min(sm_count(device), items)
     row_step = options.block_m if mask.right is None or order == "none" else -options.block_m
-    longest = layout_q.max_seqlen + layout_k.max_seqlen
-    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    left, right = problem.window_bounds
     launch((ctas, 1), packed_blocks(q, 128, dim), packed_blocks(k, options.block_n, dim),
            packed_blocks(v, options.block_n, dim), packed_blocks(out, 128, 64), lse, tiles.records, tiles.header,
            heads, problem.group_size, section, row_step, layout_q.total, problem.softmax_scale * LOG2_E, left, right)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from kernels.problem import JaggedProblem
+from kernels.switches import check_switch
 
 SCHEDULES = ("none", "sorted", "zigzag", "clc")
 HEAD_DIMS = (64, 128)
@@ -104,15 +105,8 @@ class BlackwellForwardRequest:
 
 def make_request(values: Mapping[str, object]) -> BlackwellForwardRequest:
     """From plain values, by switch. Raises `ValueError` naming what is unknown and what is allowed."""
-    default = BlackwellForwardOptions()
-    kinds = {field.name: type(getattr(default, field.name)) for field in fields(default)}
     for name, value in values.items():
-        if name not in kinds:
-            raise ValueError(f"{name}: no such switch of the Blackwell forward; there are {', '.join(kinds)}")
-        if type(value) is not kinds[name]:
-            raise ValueError(f"{name}: expected {kinds[name].__name__}, got {value!r}")
-        if name == "schedule" and value not in SCHEDULES:
-            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+        check_switch(name, value, BlackwellForwardOptions(), "Blackwell forward", SCHEDULES)
     return BlackwellForwardRequest(tuple(sorted(values.items())))
 
 

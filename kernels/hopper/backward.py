@@ -57,8 +57,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     launch = _launchers(problem, chosen, device)
     launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, known.num_blocks,
                    problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
-    longest = problem.layout_q.max_seqlen + problem.layout_k.max_seqlen
-    left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+    left, right = problem.window_bounds
     launch.main((known.programs, 1), packed_blocks(q, block_m, dim), packed_blocks(dout, block_m, dim),
                 packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
                 packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),

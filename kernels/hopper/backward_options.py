@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernels.problem import JaggedProblem
+from kernels.switches import check_switches, from_values
 
 SHORT_QUERIES = 256  # up to about so many, tiles have few steps
 ORDERS = ("none", "sorted", "zigzag")
@@ -58,25 +59,14 @@ class HopperBackwardOptions:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _ALLOWED:
-                allowed = _ALLOWED[field.name]
-                if isinstance(value, bool) or value not in allowed:
-                    raise ValueError(f"{field.name}: expected {allowed[0]} to {allowed[-1]}, got {value!r}")
-            elif not isinstance(value, bool):
-                raise ValueError(f"{field.name}: expected true or false, got {value!r}")
+        check_switches(self, _ALLOWED, lambda allowed: f"{allowed[0]} to {allowed[-1]}")
         if self.kernel_delta and not self.ahead:
             raise ValueError("kernel_delta: needs ahead")
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
         """From plain values; those left out keep their defaults. Raises `ValueError` naming key or value."""
-        allowed = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in allowed:
-                raise ValueError(f"{key}: no such option; allowed: {', '.join(allowed)}")
-        return cls(**values)  # type: ignore[arg-type]
+        return from_values(cls, values)
 
     @property
     def token(self) -> str:

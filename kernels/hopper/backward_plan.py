@@ -101,8 +101,7 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
         memory = torch.empty((sum(sizes),), dtype=torch.int32, device=device)
         (ranks, items, blocks_of, first_items, first_blocks, sequences, tiles_of, counts, ends, blocks,
          tiles) = torch.split_with_sizes(memory, sizes)
-        longest = layout_q.max_seqlen + layout_k.max_seqlen
-        left, right = (0 if bound is None else min(bound, longest) for bound in (mask.left, mask.right))
+        left, right = problem.window_bounds
         limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
         launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
                             problem.broadcast_q, device)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from kernels.mask import Mask
+from kernels.switches import check_switch
 
 SCHEDULES = ("none", "sorted", "zigzag", "dynamic")
 SMEM_PER_CTA = 232_448  # bytes a CTA can have
@@ -153,7 +154,6 @@ class HopperForwardRequest:
 
 def make_request(values: Mapping[str, object]) -> HopperForwardRequest:
     """From plain values: ``variant`` and any switch. Raises `ValueError` naming what is unknown and what is allowed."""
-    kinds = {f.name: type(getattr(HopperForwardOptions(), f.name)) for f in fields(HopperForwardOptions)}
     switches = []
     variant = None
     for name, value in values.items():
@@ -162,11 +162,6 @@ def make_request(values: Mapping[str, object]) -> HopperForwardRequest:
                 raise ValueError(f"variant: expected one of {', '.join(VARIANTS)}, got {value!r}")
             variant = str(value)
             continue
-        if name not in kinds:
-            raise ValueError(f"{name}: no such switch of the Hopper forward; there are {', '.join(kinds)}")
-        if type(value) is not kinds[name]:
-            raise ValueError(f"{name}: expected {kinds[name].__name__}, got {value!r}")
-        if name == "schedule" and value not in SCHEDULES:
-            raise ValueError(f"schedule: expected one of {', '.join(SCHEDULES)}, got {value!r}")
+        check_switch(name, value, HopperForwardOptions(), "Hopper forward", SCHEDULES)
         switches.append((name, value))
     return HopperForwardRequest(variant, tuple(sorted(switches)))
