@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,16 @@ from harness.config import load_config
 from harness.errors import UserError
 from harness.merge import merge_runs
 from harness.run_files import RunFiles, kept_from_others, open_new
-from harness.runner import RUNS, Listener, RunOptions, RunResult, choose_backends, choose_cases, choose_devices, run
+from harness.runner import (
+    Listener,
+    RunOptions,
+    RunResult,
+    choose_backends,
+    choose_cases,
+    choose_devices,
+    name_run,
+    run,
+)
 
 Launcher = Literal["slurm", "local"]
 INSTALL = "pip install submitit"
@@ -69,10 +77,7 @@ def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptio
     """
     listener = listener or Listener()
     config = load_config(config_path)
-    if options.resume and options.out_dir is None:
-        raise UserError("--resume: needs --out, the directory of the run to go on with")
-    run_id = f"{config.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    files = RunFiles(options.out_dir or RUNS / run_id, config.name)
+    run_id, files = name_run(config, options)
     cases = choose_cases(expand(config) if options.cases is None else list(options.cases), options.case_ids)
     choose_backends(config, options.backends)
     if cluster.launcher == "local":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ def merge_runs(folders: Sequence[Path], into: RunFiles, config: BenchConfig, cas
             raise UserError(f"{into.out_dir}: {key}: the runs are of {' and '.join(found)}; merge each apart")
     order = {case.case_id: index for index, case in enumerate(cases)}
     names = [backend.name for backend in config.backends]
-    keys = [record.key for record in records]
-    if twice := next((key for key in keys if keys.count(key) > 1), None) if len(set(keys)) < len(keys) else None:
+    times = Counter(record.key for record in records)
+    if twice := next((key for key, count in times.items() if count > 1), None):
         raise UserError(f"{into.out_dir}: two of its runs have the row {'/'.join(twice)}")
     records.sort(key=lambda record: (order[record.case_id], names.index(record.backend)))
     samples.sort(key=lambda sample: (order[sample.case_id], names.index(sample.backend)))

@@ -62,13 +62,15 @@ class RunFiles:
         append_samples(self.samples_path, samples)
         append_records(self.csv_path, records)
 
-    def sort(self, case_ids: Sequence[str]) -> None:
-        """Put the rows of cases into the order of ``case_ids``, which devices that share them out don't keep."""
-        if self.csv_path.exists():
-            replace_records(self.csv_path, sorted(load_records(self.csv_path),
-                                                  key=lambda record: case_ids.index(record.case_id)))
+    def sort(self, records: list[Record], case_ids: Sequence[str]) -> None:
+        """Put ``records`` (all that were written) and the files into the order of ``case_ids``, which devices that
+        share the cases don't keep."""
+        order = {case_id: index for index, case_id in enumerate(case_ids)}
+        records.sort(key=lambda record: order[record.case_id])
+        if records:
+            replace_records(self.csv_path, records)
             replace_samples(self.samples_path, sorted(load_samples(self.samples_path),
-                                                      key=lambda sample: case_ids.index(sample.case_id)))
+                                                      key=lambda sample: order[sample.case_id]))
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,7 @@ def _run(config: BenchConfig, devices: Sequence[str], all_cases: Sequence[Case],
         except KeyboardInterrupt:
             interrupted = True
     if len(devices) > 1:
-        order = [case.case_id for case in all_cases]
-        records.sort(key=lambda record: order.index(record.case_id))
-        files.sort(order)
+        files.sort(records, [case.case_id for case in all_cases])
     result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
                        interrupted)
     listener.finished(result)
@@ -186,13 +184,18 @@ def _record_case(fleet: Fleet, case: Case, rows: Mapping[Member, Sequence[Row]],
     return records
 
 
-@contextmanager
-def _opened(config: BenchConfig, options: RunOptions) -> Iterator[tuple[RunFiles, Earlier]]:
-    """The run's files, kept from other processes, and what they hold already."""
+def name_run(config: BenchConfig, options: RunOptions) -> tuple[str, RunFiles]:
+    """The id of a new run and where its files go. Raises `UserError` to resume without a directory."""
     if options.resume and options.out_dir is None:
         raise UserError("--resume: needs --out, the directory of the run to go on with")
     run_id = f"{config.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
-    files = RunFiles(options.out_dir or RUNS / run_id, config.name)
+    return run_id, RunFiles(options.out_dir or RUNS / run_id, config.name)
+
+
+@contextmanager
+def _opened(config: BenchConfig, options: RunOptions) -> Iterator[tuple[RunFiles, Earlier]]:
+    """The run's files, kept from other processes, and what they hold already."""
+    run_id, files = name_run(config, options)
     if options.resume and not files.out_dir.is_dir():
         raise UserError(f"{files.out_dir}: no such directory, so there is no run to resume")
     with kept_from_others(files):
