@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pandas as pd
 import torch
@@ -19,7 +20,7 @@ from harness.backends import registry
 from harness.backends.base import Outputs
 from harness.backends.jfa import JaggedBackend
 from harness.cases import Case
-from harness.config import BenchConfig
+from harness.config import BenchConfig, CheckConfig
 from harness.correctness import Oracle
 from harness.errors import UserError
 from harness.inputs import Inputs, make_inputs, make_problem
@@ -28,6 +29,7 @@ from kernels import dispatch, reference
 from kernels.autograd import packed
 from kernels.implementation import Direction, Implementation
 from kernels.simulator import Schedule, SimulationError, Simulator
+from kernels.simulator.processes import in_order
 
 ARCHITECTURES = {"hopper": 90, "blackwell": 100}
 SMS = 2
@@ -87,12 +89,25 @@ class _Variant:
     options: object | None
 
 
+@dataclass(frozen=True)
+class _Task:
+    """One row to simulate; ``token`` is what the implementation calls the variant on this case."""
+
+    case: Case
+    check: CheckConfig
+    variant: _Variant
+    impl: str
+    token: str
+    schedules: Sequence[Schedule]
+
+
 def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str] | None, impl: str,
-             schedules: Sequence[Schedule]) -> Iterator[Row]:
+             schedules: Sequence[Schedule], jobs: int = 1) -> Iterator[Row]:
     """The rows of a config, one by one: cases x directions x the config's `jfa` backends that can be ``impl``.
 
     A backend with switches for one direction only runs in that one; of variants that are the same for a case, the
     first runs. Cases that are not meant for a CPU are left out. ``backends`` are names in the config, None for all.
+    ``jobs`` processes share the rows, whose order and content don't depend on it.
     Raises `UserError` for one that isn't there, for an unknown ``impl``, and where nothing is left to simulate.
     """
     if impl not in ARCHITECTURES or impl not in dispatch.IMPLEMENTATIONS:
@@ -103,17 +118,18 @@ def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str]
     except ImportError as error:
         raise UserError(f"--impl {impl}: can't be imported: {error}") from None
     variants = _variants(config, backends, impl, implementation)
+    tasks = []
     for case in cases:
         if case.declines("cpu"):  # too large for a CPU
             continue
-        inputs = make_inputs(case, "cpu")
-        oracle = Oracle(inputs, config.check.max_pairs, config.check.tolerance_factor)
+        problem = make_problem(case, "cpu")
         seen: set[tuple[str, str]] = set()
         for variant in variants:
-            token = implementation.describe(inputs.problem, variant.direction, variant.schedule, variant.options)
+            token = implementation.describe(problem, variant.direction, variant.schedule, variant.options)
             if (variant.direction, token) not in seen:
                 seen.add((variant.direction, token))
-                yield _row(inputs, oracle, variant, token, implementation, ARCHITECTURES[impl], schedules)
+                tasks.append(_Task(case, config.check, variant, impl, token, schedules))
+    yield from in_order(_row, tasks, jobs)
 
 
 def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
@@ -162,8 +178,16 @@ def _variants(config: BenchConfig, names: Sequence[str] | None, impl: str,
     return [variant for variant in chosen if names is None or variant.name in names]
 
 
-def _row(inputs: Inputs, oracle: Oracle, variant: _Variant, token: str, implementation: Implementation, arch: int,
-         schedules: Sequence[Schedule]) -> Row:
+@lru_cache(maxsize=1)  # the rows of a case follow each other
+def _prepare(case: Case, check: CheckConfig) -> tuple[Inputs, Oracle]:
+    inputs = make_inputs(case, "cpu")
+    return inputs, Oracle(inputs, check.max_pairs, check.tolerance_factor)
+
+
+def _row(task: _Task) -> Row:
+    inputs, oracle = _prepare(task.case, task.check)
+    variant, schedules, arch = task.variant, task.schedules, ARCHITECTURES[task.impl]
+    implementation = dispatch.load(task.impl)
     call = _call(inputs, variant, implementation)
     findings: list[Finding] = []
     share, declined, began = float("nan"), "", time.perf_counter()
@@ -193,7 +217,7 @@ def _row(inputs: Inputs, oracle: Oracle, variant: _Variant, token: str, implemen
                 raise
             declined = str(error)  # options that exclude each other, or the problem
             break
-    return Row(inputs.case, variant.direction, variant.name, token, len(schedules), findings, share,
+    return Row(inputs.case, variant.direction, variant.name, task.token, len(schedules), findings, share,
                time.perf_counter() - began, declined)
 
 

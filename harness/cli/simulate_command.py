@@ -39,6 +39,7 @@ def simulate_command(
     seed: Annotated[int | None, typer.Option(
         "--seed", metavar="N", min=0, help="Only the schedule of this seed.")] = None,
     mode: Annotated[ScheduleMode, typer.Option("--mode", help="Mode of the schedule of --seed.")] = ScheduleMode.random,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Rows simulated at a time.")] = 1,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV instead of the table.")] = False,
 ) -> None:
     """Run a config's cases through TLX kernels on the CPU, and look for races, deadlocks and wrong results.
@@ -62,7 +63,7 @@ def simulate_command(
     chosen = [find_case(cases, wanted) for wanted in case] if case else cases
     rows = []
     with Console(stderr=True).status("") as status:  # shows on a terminal only
-        for row in simulation.simulate(loaded, chosen, backend or None, impl, over):
+        for row in simulation.simulate(loaded, chosen, backend or None, impl, over, jobs):
             rows.append(row)
             status.update(f"{len(rows)} rows; {row.case.name}, {row.direction}, {row.backend}")
             for finding in row.first_findings:

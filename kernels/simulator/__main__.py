@@ -63,6 +63,7 @@ def mutants(kernels: Annotated[list[str] | None, typer.Argument(help="Campaign n
             schedule_count: Annotated[int, typer.Option("--schedules", min=1, help="Most schedules per mutant.")] = 20,
             csv: Annotated[Path | None, typer.Option(help="Write the survivors here, with their arguments.")] = None,
             every: Annotated[int, typer.Option(min=1, help="Only every n-th mutant.")] = 1,
+            jobs: Annotated[int, typer.Option(min=1, help="Mutants tried at a time.")] = 1,
             verbose: Annotated[bool, typer.Option(help="A line per mutant.")] = False) -> None:
     """Break kernels in one place at a time, and count what is caught."""
     torch.set_num_threads(1)
@@ -72,7 +73,8 @@ def mutants(kernels: Annotated[list[str] | None, typer.Argument(help="Campaign n
     done = []
     for name in kernels or CAMPAIGNS:
         layouts, skip = CAMPAIGNS[name]
-        campaign = run_campaign(name, layouts(), schedule_count, skip, typer.echo if verbose else None, every)
+        campaign = run_campaign(name, layouts(), schedule_count, skip, typer.echo if verbose else None, every,
+                                jobs)
         done.append(campaign)
         typer.echo(campaign.summary(ARGUMENTS))
         for verdict in campaign.survivors():

@@ -14,6 +14,7 @@ from kernels.simulator.cases import Call, Case, Outcome, Output, run_schedule
 from kernels.simulator.frontend import Mutation
 from kernels.simulator.launcher import Simulator
 from kernels.simulator.mutants import Collector, Mutator, Site
+from kernels.simulator.processes import in_order
 from kernels.simulator.runtime import Runtime
 from kernels.simulator.schedules import schedules
 
@@ -93,13 +94,13 @@ def _differ(got: _Written, wanted: _Written) -> str | None:
 
 def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
                  skip: Collection[str] = (),
-                 progress: Callable[[str], None] | None = None, every: int = 1) -> Campaign:
+                 progress: Callable[[str], None] | None = None, every: int = 1, jobs: int = 1) -> Campaign:
     """Mutate the kernel that the layouts share, one site at a time, until a schedule of some layout finds it.
 
     Each of at most ``max_schedules`` schedules is tried on every layout before the next.
-    ``skip`` leaves out helper kernels by function name. A mutant counts as caught if any check fires, an output is
-    wrong, or an allowed finding appears that the unchanged kernel does not give. Raises `RuntimeError` if the
-    unchanged kernel does not pass.
+    ``skip`` leaves out helper kernels by function name; ``jobs`` processes share the mutants. A mutant counts as
+    caught if any check fires, an output is wrong, or an allowed finding appears that the unchanged kernel does not
+    give. Raises `RuntimeError` if the unchanged kernel does not pass.
     """
     collector = Collector(skip)
     calls = [(case, case.prepare()) for case in layouts]
@@ -120,9 +121,13 @@ def run_campaign(kernel: str, layouts: Sequence[Case], max_schedules: int = 20,
     sites = list(dict.fromkeys(collector.sites))[::every]
     reached = [site for site in sites if ((site.file, site.line) in covered or site.kind == "count + 1")
                and (not site.helper_line or (site.file, site.helper_line) in covered)]
+
+    def judge(site: Site) -> Verdict:
+        return _judge(site, calls, written, max_schedules, usual)
+
     verdicts = []
-    for number, site in enumerate(reached):
-        verdicts.append(_judge(site, calls, written, max_schedules, usual))
+    for number, (site, verdict) in enumerate(zip(reached, in_order(judge, reached, jobs), strict=True)):
+        verdicts.append(verdict)
         if progress:
             progress(f"{number + 1}/{len(reached)} {verdicts[-1].verdict}: {site.kind} at {site.function}:{site.line}")
     return Campaign(kernel, verdicts, len(sites) - len(reached))

@@ -109,6 +109,12 @@ def test_csv_of_one_schedule(tiny):
     assert np.isnan(row["found"])
 
 
+def test_jobs_share_the_rows_and_change_nothing(tiny):
+    alone, shared = (simulate("--config", tiny, "--schedules", 2, "--csv", "--jobs", jobs) for jobs in (1, 2))
+    assert shared.exit_code == alone.exit_code == 0
+    assert shared.stdout == alone.stdout
+
+
 def test_all_declined_is_no_success(tiny):
     result = simulate("--config", tiny, "--backend", "small", "--schedules", 1)
     assert result.exit_code == 1

@@ -75,6 +75,7 @@ def test_swaps_only_where_the_neighbour_matters():
 
 def test_campaign_catches_all_but_equivalent_mutants(tmp_path):
     campaign = run_campaign("pipeline", [pipeline_case(5), pipeline_case(2)], max_schedules=6)
+    assert run_campaign("pipeline", [pipeline_case(5), pipeline_case(2)], max_schedules=6, jobs=2) == campaign
     assert campaign.count("caught") >= 12
     # Compiled in as FAULT == "none": these statements do not run, or guard a branch that does not.
     survivors = {argument_key("pipeline", each.site): each for each in campaign.survivors()}
