@@ -16,22 +16,19 @@ import pandas as pd
 import torch
 from rich.table import Table
 
-from harness.backends import registry
 from harness.backends.base import Outputs
-from harness.backends.jfa import JaggedBackend
 from harness.cases import Case
 from harness.config import BenchConfig, CheckConfig
 from harness.correctness import Oracle
-from harness.errors import UserError
 from harness.inputs import Inputs, make_inputs, make_problem
 from harness.summary import new_table
+from harness.variants import ARCHITECTURES, Variant, choose_variants, distinct, load_implementation
 from kernels import dispatch, reference
 from kernels.autograd import packed
 from kernels.implementation import Direction, Implementation
 from kernels.simulator import Schedule, SimulationError, Simulator
 from kernels.simulator.processes import in_order
 
-ARCHITECTURES = {"hopper": 90, "blackwell": 100}
 SMS = 2
 WRONG = "wrong"  # beside the simulator's own checks: an output beyond its limit
 
@@ -82,20 +79,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Variant:
-    name: str
-    direction: Direction
-    schedule: str | None
-    options: object | None
-
-
-@dataclass(frozen=True)
 class _Task:
     """One row to simulate; ``token`` is what the implementation calls the variant on this case."""
 
     case: Case
     check: CheckConfig
-    variant: _Variant
+    variant: Variant
     impl: str
     token: str
     schedules: Sequence[Schedule]
@@ -110,25 +99,11 @@ def simulate(config: BenchConfig, cases: Sequence[Case], backends: Sequence[str]
     ``jobs`` processes share the rows, whose order and content don't depend on it.
     Raises `UserError` for one that isn't there, for an unknown ``impl``, and where nothing is left to simulate.
     """
-    if impl not in ARCHITECTURES or impl not in dispatch.IMPLEMENTATIONS:
-        known = ", ".join(name for name in ARCHITECTURES if name in dispatch.IMPLEMENTATIONS)
-        raise UserError(f"--impl: no TLX implementation {impl!r}; allowed: {known}")
-    try:
-        implementation = dispatch.load(impl)
-    except ImportError as error:
-        raise UserError(f"--impl {impl}: can't be imported: {error}") from None
-    variants = _variants(config, backends, impl, implementation)
-    tasks = []
-    for case in cases:
-        if case.declines("cpu"):  # too large for a CPU
-            continue
-        problem = make_problem(case, "cpu")
-        seen: set[tuple[str, str]] = set()
-        for variant in variants:
-            token = implementation.describe(problem, variant.direction, variant.schedule, variant.options)
-            if (variant.direction, token) not in seen:
-                seen.add((variant.direction, token))
-                tasks.append(_Task(case, config.check, variant, impl, token, schedules))
+    implementation = load_implementation(impl)
+    variants = choose_variants(config, backends, impl, implementation)
+    tasks = [_Task(case, config.check, variant, impl, token, schedules)
+             for case in cases if not case.declines("cpu")  # else it is too large for a CPU
+             for variant, token in distinct(variants, make_problem(case, "cpu"), implementation)]
     yield from in_order(_row, tasks, jobs)
 
 
@@ -152,30 +127,6 @@ def simulation_table(rows: Sequence[Row], title: str) -> Table:
         table.add_row(row.case.name, row.direction, row.backend, row.impl, passed, share,
                       f"{row.seconds / max(row.schedules, 1):.2f}", row.found)
     return table
-
-
-def _variants(config: BenchConfig, names: Sequence[str] | None, impl: str,
-              implementation: Implementation) -> list[_Variant]:
-    chosen: list[_Variant] = []
-    for backend in config.backends:
-        made = registry.create(backend.backend, backend.options) if backend.backend == JaggedBackend.name else None
-        if not isinstance(made, JaggedBackend) or made.options.implementation not in ("auto", impl):
-            continue
-        plans = {direction: made.options.plan(direction) for direction in dispatch.DIRECTIONS}
-        switched = any(plan.options is not None for plan in plans.values())
-        for direction in config.directions:
-            plan = plans[direction]
-            known = plan.schedule is None or plan.schedule in implementation.schedules[direction]
-            if known and (plan.options is not None or not switched):
-                chosen.append(_Variant(backend.name, direction, plan.schedule, plan.options))
-    there = list(dict.fromkeys(variant.name for variant in chosen))
-    if not chosen:
-        where = config.source or config.name
-        raise UserError(f"{where}: backends: none is {JaggedBackend.name} with impl auto or {impl}")
-    for name in names or ():
-        if name not in there:
-            raise UserError(f"--backend: {name!r} can't be simulated as {impl}; allowed: {', '.join(there)}")
-    return [variant for variant in chosen if names is None or variant.name in names]
 
 
 @lru_cache(maxsize=1)  # the rows of a case follow each other
@@ -221,7 +172,7 @@ def _row(task: _Task) -> Row:
                time.perf_counter() - began, declined)
 
 
-def _call(inputs: Inputs, variant: _Variant, implementation: Implementation) -> Callable[[], Outputs]:
+def _call(inputs: Inputs, variant: Variant, implementation: Implementation) -> Callable[[], Outputs]:
     """The call to simulate, with a layout of its own each time: nothing that is kept there outlives a simulation."""
     q, k, v, dout = (packed(tensor) for tensor in (inputs.q, inputs.k, inputs.v, inputs.dout))
     plan = {"schedule": variant.schedule, "options": variant.options}
