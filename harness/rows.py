@@ -94,32 +94,37 @@ def make_record(run: RunFacts, backend: BackendFacts, case: Case, row: Row,
                 rival_ms: Sequence[float] | None = None) -> Record:
     """The record of a finished row. ``rival_ms``: samples of `RIVAL` on the same row, if it has any."""
     status = row.status or Status.CRASH
-    n_flops, n_bytes = flops.attention_flops(case, row.direction), flops.attention_bytes(case, row.direction)
-    tile = flops.tile_flops(case, row.direction)
-    padded = flops.padded_flops(case, row.direction)
-    floor_ms = flops.floor_ms(n_flops, n_bytes, run.ceilings) if run.ceilings else None
+    of_case = case_values(case, row.direction)
+    floor_ms = flops.floor_ms(of_case["flops"], of_case["bytes"], run.ceilings) if run.ceilings else None
     environment = backend.environment
     measured: dict[str, Any] = {f"error_{name}": error for name, error in row.errors.items()}
     if status is Status.OK:
-        measured |= _timed_values(row, n_flops, floor_ms, rival_ms)
+        measured |= _timed_values(row, of_case["flops"], floor_ms, rival_ms)
     return Record(
         run_id=run.run_id, date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        case_id=case.case_id, case=case.name, mode=case.mode, batch=case.batch, num_heads_q=case.num_heads_q,
-        num_heads_kv=case.num_heads_kv, head_dim=case.head_dim, dtype=case.dtype, causal=case.mask.right == 0,
-        window=window_label(case), hazard=case.hazard, distribution=case.distribution,
-        density=case.density,
-        total_q=case.total_q, total_k=case.total_k, max_seqlen_q=case.max_seqlen_q, max_seqlen_k=case.max_seqlen_k,
         backend=backend.label, impl=row.impl, backend_version=backend.version, direction=row.direction,
         scope=row.scope, status=status, message=row.message or ("" if status is Status.OK else status.value),
-        cache=run.cache, flops=n_flops, bytes=n_bytes,
+        cache=run.cache,
         ceiling_tflops=run.ceilings.matmul_tflops if run.ceilings else None,
-        ceiling_tbps=run.ceilings.copy_tbps if run.ceilings else None, floor_ms=floor_ms, tile_flops=tile,
-        tile_efficiency=n_flops / tile if tile else None, padding_waste=1 - n_flops / padded if padded else None,
+        ceiling_tbps=run.ceilings.copy_tbps if run.ceilings else None, floor_ms=floor_ms,
         error_share=row.error_share, compile_s=row.compile_s, peak_memory_mib=row.peak_memory_mib,
         device_type=environment.device_type, gpu=environment.gpu, driver=environment.driver, cuda=environment.cuda,
         torch=environment.torch, triton=environment.triton, python=environment.python, commit=run.checkout.commit,
-        dirty=run.checkout.dirty, config_hash=run.config_hash, seed=case.seed,
-        **measured)
+        dirty=run.checkout.dirty, config_hash=run.config_hash, **of_case, **measured)
+
+
+def case_values(case: Case, direction: str) -> dict[str, Any]:
+    """The columns that follow from the case and the direction alone."""
+    n_flops = flops.attention_flops(case, direction)
+    tile, padded = flops.tile_flops(case, direction), flops.padded_flops(case, direction)
+    return {
+        "case_id": case.case_id, "case": case.name, "mode": case.mode, "batch": case.batch,
+        "num_heads_q": case.num_heads_q, "num_heads_kv": case.num_heads_kv, "head_dim": case.head_dim,
+        "dtype": case.dtype, "causal": case.mask.right == 0, "window": window_label(case), "hazard": case.hazard,
+        "distribution": case.distribution, "density": case.density, "total_q": case.total_q, "total_k": case.total_k,
+        "max_seqlen_q": case.max_seqlen_q, "max_seqlen_k": case.max_seqlen_k, "seed": case.seed, "flops": n_flops,
+        "bytes": flops.attention_bytes(case, direction), "tile_flops": tile,
+        "tile_efficiency": n_flops / tile if tile else None, "padding_waste": 1 - n_flops / padded if padded else None}
 
 
 def _timed_values(row: Row, n_flops: int, floor_ms: float | None, rival_ms: Sequence[float] | None) -> dict[str, Any]:
