@@ -14,6 +14,7 @@ from kernels.simulator.barriers import BarrierArray, NamedBarrier
 from kernels.simulator.clocks import Actor, Clocked, Event
 from kernels.simulator.dtypes import torch_dtype
 from kernels.simulator.shadow import Region, Shadow
+from kernels.simulator.work import Copy, Matmul
 
 if TYPE_CHECKING:
     from kernels.simulator.scheduler import Machine
@@ -65,17 +66,20 @@ class Cta:
 
 
 class Operation(Actor):
-    """An asynchronous operation. ``run`` reads its sources when it runs, which is when the scheduler says so.
+    """An asynchronous operation. When the scheduler says that it completes, ``run`` reads its sources and moves or
+    computes data, then ``signal`` tells barriers. ``work`` says what it moves or multiplies.
 
     ``event`` is what waiting for it orders. A bulk store has a second one, ``landed``, for its write to global memory:
     ``async_descriptor_store_wait`` does not wait for that.
     """
 
-    def __init__(self, task: Task, kind: str, run: Callable[[Operation], None],
-                 after: Iterable[Operation | None] = (), lands: bool = False):
+    def __init__(self, task: Task, kind: str, run: Callable[[Operation], None] | None = None,
+                 after: Iterable[Operation | None] = (), lands: bool = False, *,
+                 signal: Callable[[Operation], None] | None = None, work: Copy | Matmul | None = None):
         super().__init__(task.clock, task.fenced)
         machine = task.cta.machine
-        self.machine, self.cta, self.kind, self.run = machine, task.cta, kind, run
+        self.machine, self.cta, self.kind, self.run, self.signal = machine, task.cta, kind, run, signal
+        self.work = work
         self.after_ops = [op for op in after if op is not None]
         for op in self.after_ops:
             self.acquire(op.finished())

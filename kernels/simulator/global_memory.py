@@ -230,6 +230,8 @@ class Pointer:
         return list(self.offset.shape) if isinstance(self.offset, torch.Tensor) else []
 
     def __add__(self, other: Any) -> Pointer:
+        if not isinstance(other, torch.Tensor | int | float):
+            return NotImplemented
         return Pointer(self.target, self.offset + (other.long() if isinstance(other, torch.Tensor) else int(other)))
 
     __radd__ = __add__
@@ -274,6 +276,11 @@ class Descriptor:
         if box.low < 0 or box.high >= self.target.flat.numel():
             raise SimulationError("descriptor", f"box at {coordinates} leaves the storage of {self.target.name}")
         return tuple(inner), box
+
+    def bytes_inside(self, coordinates: Sequence[Any]) -> int:
+        """Bytes of the box that lie within the shape."""
+        found = self.box(coordinates)
+        return math.prod(found[1].size) * self.target.flat.element_size() if found else 0
 
     def note_read(self, coordinates: Sequence[Any], who: Actor, generic: bool = False) -> None:
         """The checks of a TMA load, when it is issued."""

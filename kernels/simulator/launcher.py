@@ -118,10 +118,7 @@ class Simulator:
         if 0 in sizes:
             return
         cluster = tuple(options.get("ctas_per_cga") or (1, 1, 1))
-        machine = Machine((sizes[0], sizes[1], sizes[2]), cluster, seed=self.seed, mode=self.mode,
-                          arch=self.arch, resident=self.resident, num_warps=options.get("num_warps") or 4,
-                          races=self.races, commits_in_order=self.commits_in_order, findings=self.findings,
-                          ledger=self.ledger)
+        machine = self._machine((sizes[0], sizes[1], sizes[2]), cluster, options.get("num_warps") or 4)
         if self._compile_memory:
             self._check_compiled(jit, bound, options)
         values = self._arguments(jit, bound)
@@ -141,6 +138,16 @@ class Simulator:
             if not self._compile_memory:
                 self.smem_bytes = max(self.smem_bytes, machine.peak_smem)
                 self.tmem_columns = max(self.tmem_columns, machine.peak_tmem_columns)
+
+    def _machine(self, grid: tuple[int, int, int], cluster: tuple[int, int, int], num_warps: int) -> Machine:
+        """The machine of one launch."""
+        return Machine(grid, cluster, seed=self.seed, mode=self.mode, arch=self.arch, resident=self.resident,
+                       num_warps=num_warps, races=self.races, commits_in_order=self.commits_in_order,
+                       findings=self.findings, ledger=self.ledger)
+
+    def _fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What host code gets from ``torch.empty``."""
+        return poison(tensor)
 
     def _check_compiled(self, jit: Any, bound: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         usage = compiled_usage(jit, bound, options, self.arch)
@@ -192,7 +199,8 @@ class Simulator:
         empty, empty_like = torch.empty, torch.empty_like
 
         def on_cpu(function: Any) -> Any:
-            return lambda *args, **kwargs: poison(function(*args, **{k: v for k, v in kwargs.items() if k != "device"}))
+            return lambda *args, **kwargs: simulator._fresh(
+                function(*args, **{k: v for k, v in kwargs.items() if k != "device"}))
 
         properties = types.SimpleNamespace(multi_processor_count=self.sms, major=self.arch // 10, minor=self.arch % 10,
                                            name="simulated", shared_memory_per_multiprocessor=233_472,

@@ -145,7 +145,10 @@ class Machine:
     def _complete(self, op: Operation) -> None:
         self.step += 1
         self.completed.append((self.step, op.issued_by, f"{op.kind} completes"))
-        op.run(op)
+        if op.run is not None:
+            op.run(op)
+        if op.signal is not None:
+            op.signal(op)
         op.done = True
         self.in_flight.remove(op)
 

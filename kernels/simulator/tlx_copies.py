@@ -17,21 +17,25 @@ from kernels.simulator.errors import SimulationError
 from kernels.simulator.global_memory import Box, Descriptor, Pointer
 from kernels.simulator.tl_namespace import TL
 from kernels.simulator.tlx_barriers import one_barrier, peer, peer_barrier
+from kernels.simulator.work import Copy
 
 
 def _fill(task: Task, kind: str, tile: View, targets: Sequence[tuple[Cta, Mbarrier]], nbytes: int,
-          data: Callable[[], torch.Tensor]) -> Operation:
+          data: Callable[[], torch.Tensor], work: Copy) -> Operation:
     """An operation that writes ``data()`` to the tile in each target CTA, and reports the bytes to its barrier."""
 
     def run(op: Operation) -> None:
         value = data()
-        for cta, bar in targets:
+        for cta, _ in targets:
             if not cta.live:
                 raise SimulationError("exited peer", f"{op.label()} lands in CTA {cta.rank}, which has ended")
             tile.set(cta, value)
+
+    def signal(op: Operation) -> None:
+        for _, bar in targets:
             bar.land(nbytes, op.finished())
 
-    op = Operation(task, kind, run)
+    op = Operation(task, kind, run, signal=signal, work=work)
     for cta, _ in targets:
         write(tile, op, "async", cta)
         poison(tile.tensor(cta))
@@ -59,7 +63,8 @@ def async_descriptor_load(desc: Descriptor, result: View, offsets: Sequence[Any]
     offsets = [as_int(each) for each in offsets]
     targets = [peer(rank) for rank in multicast_targets] or [task.cta]
     pairs = [(cta, bar if cta is task.cta or two_ctas else peer_barrier(bar, cta.rank)) for cta in targets]
-    op = _fill(task, "TMA load", tile, pairs, tile.nbytes, lambda: desc.get(offsets).reshape(tile.shape))
+    op = _fill(task, "TMA load", tile, pairs, tile.nbytes, lambda: desc.get(offsets).reshape(tile.shape),
+               Copy(tile.nbytes, desc.bytes_inside(offsets), desc.target.name, offsets))
     desc.note_read(offsets, op)
     machine().pause()
 
@@ -71,7 +76,8 @@ def async_descriptor_store(desc: Descriptor, source: View, offsets: Sequence[Any
     offsets = [as_int(each) for each in offsets]
     _check_box(desc, tile)
     task.proxy_fence()
-    op = _drain(task, "TMA store", tile, lambda op: desc.put(offsets, tile.tensor(op.cta), store_reduce))
+    op = _drain(task, "TMA store", tile, lambda op: desc.put(offsets, tile.tensor(op.cta), store_reduce),
+                Copy(tile.nbytes, desc.bytes_inside(offsets), desc.target.name, offsets, True, bool(store_reduce)))
     desc.note_write(offsets, op, adds=bool(store_reduce), event=op.landed)
     machine().pause()
 
@@ -85,13 +91,14 @@ def async_store(dst_global_ptr: Pointer, src_smem: View, size: Any) -> None:
     box = _bulk_box(dst_global_ptr, as_int(size))
     target = dst_global_ptr.target
     op = _drain(task, "bulk store", tile,
-                lambda op: box.of(target.flat).copy_(tile.tensor(op.cta).reshape(-1)[: box.size[0]]))
+                lambda op: box.of(target.flat).copy_(tile.tensor(op.cta).reshape(-1)[: box.size[0]]),
+                Copy(as_int(size), as_int(size), target.name, (box.at,), True))
     target.note_write(box, op, generic=False, event=op.landed)
     machine().pause()
 
 
-def _drain(task: Task, kind: str, tile: View, run: Callable[[Operation], Any]) -> Operation:
-    op = Operation(task, kind, run, lands=True)
+def _drain(task: Task, kind: str, tile: View, run: Callable[[Operation], Any], work: Copy) -> Operation:
+    op = Operation(task, kind, run, lands=True, work=work)
     read(tile, op, "async")
     task.stores.append(op)
     task.cta.to_wait_for.append(op)
@@ -137,12 +144,14 @@ def async_load(src: Pointer, result: View, mask: Any = None, other: Any = None, 
         count = tile.shape[0] * item_size(tile.dtype) if bulk_size is None else as_int(bulk_size)
         box = _bulk_box(src, count)
         part = View(tile.kind, tile.offset, box.size, (1,), tile.dtype)
-        op = _fill(task, "bulk load", part, [(task.cta, one_barrier(barrier))], count, lambda: box.of(src.target.flat))
+        op = _fill(task, "bulk load", part, [(task.cta, one_barrier(barrier))], count, lambda: box.of(src.target.flat),
+                   Copy(count, count, src.target.name, (box.at,)))
         src.target.read(box, op, generic=False)
         machine().pause()
         return op
     value = TL.load(src, mask, other)
-    op = Operation(task, "cp.async", lambda op: tile.set(op.cta, value.reshape(tile.shape)))
+    op = Operation(task, "cp.async", lambda op: tile.set(op.cta, value.reshape(tile.shape)),
+                   work=Copy(tile.nbytes, tile.nbytes, src.target.name, ()))
     write(tile, op, "cp.async")
     poison(tile.tensor(task.cta))
     task.copies.append(op)
@@ -174,7 +183,8 @@ def async_remote_shmem_copy(dst: View, src: View, remote_cta_rank: Any, barrier:
     cta = peer(remote_cta_rank)
     bar = peer_barrier(barrier, cta.rank)
     home = task.cta
-    op = _fill(task, "remote copy", target, [(cta, bar)], source.nbytes, lambda: source.tensor(home))
+    op = _fill(task, "remote copy", target, [(cta, bar)], source.nbytes, lambda: source.tensor(home),
+               Copy(source.nbytes, source.nbytes, "", ()))
     read(source, op, "async")
     machine().pause()
 
@@ -183,7 +193,8 @@ def async_remote_shmem_store(dst: View, src: torch.Tensor, remote_cta_rank: Any,
     """Registers to a peer's shared memory, counted at the peer's barrier."""
     target, task = dst.one(), this_task().note("remote store, asynchronous")
     cta = peer(remote_cta_rank)
-    _fill(task, "remote store", target, [(cta, peer_barrier(barrier, cta.rank))], target.nbytes, lambda: src)
+    _fill(task, "remote store", target, [(cta, peer_barrier(barrier, cta.rank))], target.nbytes, lambda: src,
+          Copy(target.nbytes, target.nbytes, "", ()))
     machine().pause()
 
 

@@ -15,6 +15,7 @@ from kernels.simulator.dtypes import as_int, constexpr_only, item_size, torch_dt
 from kernels.simulator.errors import SimulationError
 from kernels.simulator.tlx_barriers import peer_barrier
 from kernels.simulator.tlx_mma import queue_on_tensor_core
+from kernels.simulator.work import Copy
 
 
 def _kind(storage: Any) -> str:
@@ -160,7 +161,8 @@ def tmem_copy(src: View, dst: View) -> None:
     if source.nbytes != target.nbytes:
         raise SimulationError("shape", f"tmem_copy of {source.nbytes} B into {target.nbytes} B")
     op = queue_on_tensor_core(task, "tmem copy", [task.cta],
-                              lambda op: target.set(op.cta, source.tensor(op.cta).reshape(target.shape)))
+                              lambda op: target.set(op.cta, source.tensor(op.cta).reshape(target.shape)),
+                              Copy(source.nbytes, source.nbytes, "", ()))
     read(source, op, "async")
     write(target, op, "async")
     machine().pause()

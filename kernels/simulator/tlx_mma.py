@@ -14,6 +14,7 @@ from kernels.simulator.context import machine, this_task
 from kernels.simulator.dtypes import constexpr_only
 from kernels.simulator.errors import SimulationError
 from kernels.simulator.tlx_barriers import one_barrier, peer_barrier
+from kernels.simulator.work import Copy, Matmul
 
 
 def async_dot(A: Any, B: View, acc: Any = None, use_acc: Any = None, pred: Any = None,
@@ -51,7 +52,7 @@ def _wgmma(task: Task, left: Any, right: View, acc: Any) -> Pending:
             result += start
         op.result = result
 
-    op = Operation(task, "wgmma", run, [task.wgmma_tail])
+    op = Operation(task, "wgmma", run, [task.wgmma_tail], work=_matmul(left, right))
     task.wgmma_tail = op
     if in_registers is None:
         read(left, op, "async")
@@ -60,6 +61,12 @@ def _wgmma(task: Task, left: Any, right: View, acc: Any) -> Pending:
     task.cta.to_wait_for.append(op)
     machine().pause()
     return Pending(op, [left.shape[0], right.shape[1]])
+
+
+def _matmul(left: Any, right: View, ctas: int = 1) -> Matmul:
+    rows, depth = left.shape
+    operands = [each for each in (left, right) if isinstance(each, View) and each.kind == "smem"]
+    return Matmul(rows, right.shape[1] * ctas, depth, sum(each.nbytes for each in operands), ctas)
 
 
 def async_dot_wait(pendings: Any, inp: Any) -> Any:
@@ -77,9 +84,10 @@ def async_dot_wait(pendings: Any, inp: Any) -> Any:
     return inp.op.result if isinstance(inp, Pending) and inp.op.waited else inp
 
 
-def queue_on_tensor_core(task: Task, kind: str, pair: Sequence[Cta], run: Callable[[Operation], None]) -> Operation:
+def queue_on_tensor_core(task: Task, kind: str, pair: Sequence[Cta], run: Callable[[Operation], None],
+                         work: Copy | Matmul) -> Operation:
     """An operation that follows all earlier ones of the CTA's (or pair's) tensor core."""
-    op = Operation(task, kind, run, [cta.mma_tail for cta in pair])
+    op = Operation(task, kind, run, [cta.mma_tail for cta in pair], work=work)
     for cta in pair:
         cta.mma_tail = op
     task.mma = op
@@ -105,7 +113,7 @@ def _tcgen05(task: Task, left: View, right: View, into: View, use_acc: Any, pred
             product = left.tensor(each).float() @ b
             into.set(each, into.get(each) + product if accumulate else product)
 
-    op = queue_on_tensor_core(task, "MMA", pair, run)
+    op = queue_on_tensor_core(task, "MMA", pair, run, _matmul(left, right, len(pair)))
     for each in pair:
         read(left, op, "async", each)
         read(right, op, "async", each)
@@ -123,12 +131,12 @@ def _tcgen05(task: Task, left: View, right: View, into: View, use_acc: Any, pred
 def _commit(task: Task, bar: Mbarrier, pair: Sequence[Cta], last: Operation | None) -> None:
     bars = [bar] + [peer_barrier(bar, cta.rank) for cta in pair if cta is not task.cta]
 
-    def run(op: Operation) -> None:
+    def signal(op: Operation) -> None:
         for each in bars:
             each.arrive(1, op)
 
     before = [last, task.cta.commit_tail if machine().commits_in_order else None]
-    op = Operation(task, "commit", run, before)
+    op = Operation(task, "commit", after=before, signal=signal)
     # It carries what the MMAs did and knew, not what its issuer came to know since.
     known = last.finished() if last is not None else task
     op.clock, op.fenced = dict(known.clock), dict(known.fenced)

@@ -39,13 +39,13 @@ def clc_producer(context: Any, p_producer: Any = None, multi_ctas: bool = False,
     if not all(cta.clc is not None for cta in targets):
         waiting.wait("the peer's CLC context", lambda: all(cta.clc is not None for cta in targets))
 
-    def run(op: Operation) -> None:
+    def signal(op: Operation) -> None:
         pids = waiting.queue.pop(0) if waiting.queue else None
         for cta in targets:
             cta.clc.response[k] = pids[cta.rank] if pids else (-1, -1, -1)
             cta.clc.full[k].land(16, op.finished())
 
-    Operation(task, "CLC", run)
+    Operation(task, "CLC", signal=signal)
     waiting.pause()
 
 
