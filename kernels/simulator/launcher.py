@@ -28,9 +28,9 @@ from kernels.simulator.tl_namespace import TL
 from kernels.simulator.tlx_namespace import TLX
 
 _LAUNCH_OPTIONS = frozenset({
-    "ctas_per_cga", "enable_fp_fusion", "generate_subtiled_region", "grid", "launch_pdl", "maxRegAutoWS", "maxnreg",
-    "minRegAutoWS", "num_ctas", "num_stages", "num_warps", "pingpongAutoWS", "preferred_ctas_per_cga", "stream",
-    "warmup",
+    "ctas_per_cga", "enable_fp_fusion", "generate_subtiled_region", "grid", "launch_cooperative_grid", "launch_pdl",
+    "maxRegAutoWS", "maxnreg", "minRegAutoWS", "num_ctas", "num_stages", "num_warps", "pingpongAutoWS",
+    "preferred_ctas_per_cga", "stream", "warmup",
 })
 
 
@@ -46,7 +46,7 @@ class Simulator:
         mode: when asynchronous operations complete: ``eager``, ``lazy`` (as late as is legal) or ``random``.
         arch: 90 (wgmma, named-barrier kernels) or 100 (tcgen05, tensor memory).
         sms: number of SMs that host code sees.
-        resident: clusters that run at the same time.
+        resident: clusters that run at the same time; of a cooperative launch, all do.
         races: check accesses by vector clocks, and count global writes.
         compile_memory: compile each kernel too (1-3 s a signature, not under ``TRITON_INTERPRET=1``) and check the
             compiler's count of shared and tensor memory, which includes scratch that is not simulated.
@@ -119,6 +119,8 @@ class Simulator:
             return
         cluster = tuple(options.get("ctas_per_cga") or (1, 1, 1))
         machine = self._machine((sizes[0], sizes[1], sizes[2]), cluster, options.get("num_warps") or 4)
+        if options.get("launch_cooperative_grid"):
+            machine.resident = sizes[0] * sizes[1] * sizes[2]
         if self._compile_memory:
             self._check_compiled(jit, bound, options)
         values = self._arguments(jit, bound)

@@ -59,8 +59,8 @@ class Machine:
         cx, cy, cz = self.cluster
         if gx % cx or gy % cy or gz % cz:
             raise SimulationError("structure", f"a grid of {self.grid} CTAs is not made of clusters of {self.cluster}")
-        self.queue = [[(x + i, y + j, z + k) for k in range(cz) for j in range(cy) for i in range(cx)]
-                      for z in range(0, gz, cz) for y in range(0, gy, cy) for x in range(0, gx, cx)]
+        self.queue = self._order([[(x + i, y + j, z + k) for k in range(cz) for j in range(cy) for i in range(cx)]
+                                  for z in range(0, gz, cz) for y in range(0, gy, cy) for x in range(0, gx, cx)])
         self.hub = greenlet.getcurrent()
         while self.queue or any(cta.live for cta in self.ctas):
             while self._may_start():
@@ -68,6 +68,10 @@ class Machine:
             self._loop()
         for op in self.in_flight:
             raise SimulationError("unwaited at exit", f"{op.label()} is in flight when the kernel ends")
+
+    def _order(self, clusters: list[list[tuple[int, int, int]]]) -> list[list[tuple[int, int, int]]]:
+        """Which clusters run, in which order."""
+        return clusters
 
     def _may_start(self) -> bool:
         clusters = sum(cta.live for cta in self.ctas) // (self.cluster[0] * self.cluster[1] * self.cluster[2])

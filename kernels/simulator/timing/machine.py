@@ -57,6 +57,7 @@ class Machine(BaseModel):
       of a tensor-core operation), ``power_window_ms`` (the cap averages over it, so idle time between calls counts);
     - memory: ``hbm_tbps`` (what a copy reaches), ``l2_bytes`` (a clock and SM), ``l2_mib`` (that data can count on),
       ``port_bytes`` (a clock and SM at most), ``l2_clocks`` and ``hbm_clocks`` (latency of a bulk copy),
+      ``burst_clocks`` (that an SM may be ahead of its share of L2 and HBM while others pause),
       ``load_clocks`` and ``l1_clocks`` (of a scalar load), ``reduce_ratio`` (a byte reduce-added, in bytes stored);
     - tensor cores: ``tensor_flops`` (a clock), ``tensor_clocks`` (from issue to result, beyond the throughput);
     - the rest of an SM: ``smem_bytes``, ``tmem_read_bytes``, ``tmem_write_bytes`` (a clock), ``issue`` (warp
@@ -88,6 +89,7 @@ class Machine(BaseModel):
     port_bytes: Figure
     l2_clocks: Figure
     hbm_clocks: Figure
+    burst_clocks: Figure
     load_clocks: Figure
     l1_clocks: Figure
     reduce_ratio: Figure
