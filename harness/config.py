@@ -19,6 +19,7 @@ Mode = Literal["self", "cross", "short_kv", "broadcast_q"]
 Hazard = Literal["none", "stride0", "noncontiguous", "nonfinite_neighbours", "low_lse", "guard"]
 DType = Literal["bf16", "fp16"]
 DeviceType = Literal["cpu", "cuda"]
+Engine = Literal["cuda_events", "tritonbench"]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**24)]
 Heads = Annotated[int, Field(strict=True, ge=1, le=1024)]
 HeadDim = Annotated[int, Field(strict=True, ge=8, le=256, multiple_of=8)]
@@ -58,8 +59,9 @@ class BackendConfig(StrictModel):
 class TimingConfig(StrictModel):
     """How each row is timed."""
 
-    engine: Literal["cuda_events"] = Field(
-        default="cuda_events", description="what takes the time: CUDA events on a GPU (the host's clock on a CPU)")
+    engine: Engine = Field(
+        default="cuda_events", description="what takes the time: CUDA events on a GPU (the host's clock on a CPU), or "
+        "[TritonBench's do_bench](tritonbench.md)")
     cold_l2: Flag = Field(default=True, description="flush the GPU's L2 cache before every sample")
     warmup: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
         default=3, description="untimed calls before the first sample of each block")
@@ -77,6 +79,8 @@ class TimingConfig(StrictModel):
     def _check(self) -> TimingConfig:
         if self.max_samples < self.min_samples:
             raise problem(("max_samples",), f"got {self.max_samples}", f"at least min_samples, {self.min_samples}")
+        if self.engine == "tritonbench" and not self.cold_l2:
+            raise problem(("cold_l2",), "got false", "true with engine tritonbench, whose do_bench always flushes L2")
         return self
 
 

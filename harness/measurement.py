@@ -18,6 +18,7 @@ from harness.worker_client import WorkerError
 # broadcast-Q is checked whole, in fp64.
 MEMORY_FACTOR = 4
 MEMORY_FACTOR_BROADCAST = 12
+DEFAULT_ENGINE = TimingConfig().engine
 
 Rows = Mapping[Member, Sequence[Row]]
 T = TypeVar("T")
@@ -85,6 +86,10 @@ def time_case(fleet: Fleet, case: Case, rows: Rows, timing: TimingConfig,
                 _sample(fleet, member, case, row, rows[member], timing)
                 done(member, row)
     for member in members:
+        if timing.engine != DEFAULT_ENGINE:
+            for row in rows[member]:
+                if row.status is Status.OK:
+                    row.note(f"timed by {timing.engine}")
         member.release()
 
 
@@ -96,7 +101,7 @@ def interleave(members: Sequence[T], blocks: int) -> list[list[T]]:
 def plan_block(row: Row, timing: TimingConfig) -> BlockPlan:
     """One of ``timing.blocks`` equal shares of what a row is to be sampled."""
     smallest = -(-timing.min_samples // timing.blocks)
-    return BlockPlan(host_ahead=row.scope == "kernel", cold=timing.cold_l2, warmup=timing.warmup,
+    return BlockPlan(host_ahead=row.scope == "kernel", engine=timing.engine, cold=timing.cold_l2, warmup=timing.warmup,
                      min_samples=smallest, max_samples=max(smallest, timing.max_samples // timing.blocks),
                      max_seconds=timing.max_seconds / timing.blocks)
 

@@ -17,6 +17,7 @@ from harness.environment import describe_checkout
 from harness.errors import UserError
 from harness.fleet import Fleet, Member
 from harness.flops import Ceilings
+from harness.integrations.tritonbench import do_bench
 from harness.lanes import Say, share_out
 from harness.measurement import check_case, time_case
 from harness.records import Record, Status
@@ -99,6 +100,8 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
     one that can't be written.
     """
     listener = listener or Listener()
+    if config.timing.engine == "tritonbench" and (problem := do_bench.missing()):
+        raise config.error(("timing", "engine"), f"got 'tritonbench', but {problem}", "cuda_events")
     devices = choose_devices(options.device)
     all_cases = expand(config) if options.cases is None else list(options.cases)
     cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)

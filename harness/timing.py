@@ -7,6 +7,7 @@ What is inside the window:
 - Operation scope on a GPU: the device is idle when the start event is recorded, so host work (scheduling, Python,
   autograd, launches) counts as far as the device waits for it; the end event is recorded after the call returns.
 - On a CPU: both scopes are the call's wall-clock time.
+- Engine `tritonbench`: what `harness.integrations.tritonbench.do_bench` says, in both scopes alike.
 
 Cache state: cold (the default) writes a buffer of twice the L2 cache between samples, outside the window, so that a
 sample finds none of its inputs in L2 (on a CPU a fixed 32 MiB buffer, which empties private caches only). Warm does
@@ -26,6 +27,8 @@ from dataclasses import dataclass
 
 import torch
 
+from harness.integrations.tritonbench import do_bench
+
 Call = Callable[[], None]
 
 WARMUP_SECONDS = 0.01
@@ -44,9 +47,12 @@ class BlockPlan:
 
     ``host_ahead`` is kernel scope's window, see the module; ``cold`` flushes L2 before every sample. A block has at
     least ``min_samples``, and more until ``max_samples`` or ``max_seconds`` (flushes and waiting included) is reached.
+    ``engine`` is a `harness.config.TimingConfig`'s; with `tritonbench` samples come as many at a time as its do_bench
+    takes, so there may be more than ``max_samples``.
     """
 
     host_ahead: bool
+    engine: str = "cuda_events"
     cold: bool = True
     warmup: int = 3
     min_samples: int = 15
@@ -83,6 +89,8 @@ class Timer:
 
     def _taker(self, call: Call, plan: BlockPlan) -> tuple[Callable[[int], list[float]], int]:
         """A function that takes some samples, and how many to ask it for at once."""
+        if plan.engine == "tritonbench":
+            return lambda _: do_bench.latencies_ms(call, self.device.type), 1
         if self.device.type != "cuda":
             return lambda n: [self._sample_cpu(call, plan.cold) for _ in range(n)], 1
         if not plan.host_ahead:

@@ -101,10 +101,14 @@ class Session:
 
     def sample(self, direction: str, scope: str, plan: Mapping[str, Any]) -> dict[str, Any]:
         """One block of samples of a bound row, with NVML readings around it."""
-        assert self._operation is not None, "sample: no case is bound"
         before = self.monitor.read()
-        latencies = self.timer.sample(call_of(self._operation, direction, scope), BlockPlan(**plan))
+        latencies = self.timer.sample(self.call(direction, scope), BlockPlan(**plan))
         return {"latencies_ms": latencies, "telemetry": asdict(merge([before, self.monitor.read()]))}
+
+    def call(self, direction: str, scope: str) -> Callable[[], None]:
+        """What runs a bound row once."""
+        assert self._operation is not None, "no case is bound"
+        return call_of(self._operation, direction, scope)
 
     def release(self) -> dict[str, Any]:
         """Let go of the bound case and of all cached memory."""

@@ -1,0 +1,1 @@
+"""Where the harness meets other tools."""

@@ -1,0 +1,127 @@
+"""Do the three ways to a latency agree: our timer, our timer with TritonBench's engine, and its runner?
+
+    python -m harness.integrations.tritonbench.agreement [CONFIG] --out CSV
+
+Per case, in one process and in turns: blocks of both engines on the same bound operation, then the operator under
+TritonBench's runner, then both engines again. Kernel scope. Exit status 1 if a way is further from our timer than
+`LIMIT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, get_args
+
+from harness.cases import Case, expand
+from harness.config import BenchConfig, Engine, load_config
+from harness.errors import UserError
+from harness.integrations.tritonbench import do_bench, runner
+from harness.measurement import plan_block
+from harness.records import Status
+from harness.rows import Row
+from harness.runner import choose_backends, choose_cases, choose_devices
+from harness.worker import Session
+
+LIMIT = 0.05
+SCOPE = "kernel"
+COLUMNS = ("case", "case_id", "backend", "direction", "cuda_events_ms", "engine_ms", "operator_ms", "engine_ratio",
+           "operator_ratio", "gpu", "driver", "torch", "triton", "tritonbench", "date")
+
+
+def measure(path: Path, config: BenchConfig, device: str, cases: list[Case]) -> Iterator[dict[str, Any]]:
+    """Rows by `COLUMNS`, case by case. Raises `UserError` for a backend that can't run here or a row that isn't ok."""
+    sessions = {backend.name: Session(backend.backend, backend.options, device)
+                for backend in choose_backends(config, None)}
+    hellos = {name: session.hello() for name, session in sessions.items()}
+    for name, hello in hellos.items():
+        if not hello["available"]:
+            raise UserError(f"{name}: {hello['reason']}")
+    for case in cases:
+        for name, session in sessions.items():
+            _prepare(session, case, config, f"{name} on {case.name}")
+        taken: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        engines = get_args(Engine)
+        for engine in engines:
+            _blocks(sessions, config, engine, taken)
+        theirs = {direction: _operator(path, config, case, direction, device) for direction in config.directions}
+        for engine in reversed(engines):
+            _blocks(sessions, config, engine, taken)
+        for name, session in sessions.items():
+            session.release()
+            environment = hellos[name]["environment"]
+            for direction in config.directions:
+                ours, engine, operator = (statistics.median(taken[name, direction, "cuda_events"]),
+                                          statistics.median(taken[name, direction, "tritonbench"]),
+                                          theirs[direction][name])
+                yield {"case": case.name, "case_id": case.case_id, "backend": name, "direction": direction,
+                       "cuda_events_ms": f"{ours:.6g}", "engine_ms": f"{engine:.6g}", "operator_ms": f"{operator:.6g}",
+                       "engine_ratio": f"{engine / ours:.4f}", "operator_ratio": f"{operator / ours:.4f}",
+                       **{column: environment[column] for column in ("gpu", "driver", "torch", "triton")},
+                       "tritonbench": do_bench.REVISION[:12],
+                       "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
+def _prepare(session: Session, case: Case, config: BenchConfig, what: str) -> None:
+    events: list[dict[str, Any]] = []
+    session.prepare(events.append, case.to_json(), [(direction, SCOPE) for direction in config.directions],
+                    config.check.model_dump(mode="json"))
+    for event in events:
+        if event["event"] == "row" and event["status"] != Status.OK.value:
+            raise UserError(f"{what}, {event['direction']}: {event['status']}: {event['message']}")
+
+
+def _blocks(sessions: dict[str, Session], config: BenchConfig, engine: Any,
+            taken: dict[tuple[str, str, str], list[float]]) -> None:
+    for direction in config.directions:
+        for name, session in sessions.items():
+            plan = replace(plan_block(Row(direction, SCOPE), config.timing), engine=engine)
+            taken[name, direction, engine] += session.sample(direction, SCOPE, asdict(plan))["latencies_ms"]
+
+
+def _operator(path: Path, config: BenchConfig, case: Case, direction: str, device: str) -> dict[str, float]:
+    """Latencies by backend, under TritonBench's runner."""
+    arguments = ["--mode", direction, "--metrics", "latency", "--device", device.partition(":")[0], "--skip-print"]
+    result = runner.run(path, arguments, SCOPE, [case.case_id])
+    (_, metrics), = result.result
+    return {backend.name: metrics[backend.name].latency.p50 for backend in config.backends}
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path, nargs="?", default=Path("configs/tritonbench.yaml"))
+    parser.add_argument("--case", action="append", help="only this case, by id or name; may be repeated")
+    parser.add_argument("--out", type=Path, required=True, help="the CSV")
+    arguments = parser.parse_args()
+    apart = 0.0
+    try:
+        if problem := do_bench.missing(runner.MODULES):
+            raise UserError(problem)
+        config = load_config(arguments.config)
+        cases = choose_cases(expand(config), arguments.case)
+        device = choose_devices(None)[0]
+        with arguments.out.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            for row in measure(arguments.config, config, device, cases):
+                writer.writerow(row)
+                file.flush()
+                print(" ".join(str(row[column]) for column in COLUMNS[:9]), file=sys.stderr)
+                apart = max(apart, *(abs(float(row[column]) - 1) for column in ("engine_ratio", "operator_ratio")))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"furthest from our timer: {apart:.1%}")
+    return 0 if apart <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Operators for TritonBench, a module each: it takes an operator's name from what follows ``tritonbench.operators.``"""
