@@ -70,11 +70,12 @@ def _cell(by_case: pd.DataFrame, case_id: str) -> str:
     return f"{row['ratio']:.3f}" + ("" if row["clear"] else "~")
 
 
-def ablation_table(ratios: pd.DataFrame, direction: str, full: str) -> Table:
-    """The cells of one direction for the terminal."""
+def ablation_table(ratios: pd.DataFrame, direction: str, full: str, what: str = "Latency") -> Table:
+    """The cells of one direction for the terminal; ``what`` the ratios are of."""
     headings, rows = ablation_cells(ratios, direction)
     scope = ratios["scope"].iloc[0]
-    table = new_table(f"Latency over that of {full}, {direction}, {scope} scope (~: within noise)")
+    noise = " (~: within noise)" if any(cell.endswith("~") for row in rows for cell in row) else ""
+    table = new_table(f"{what} over that of {full}, {direction}, {scope} scope{noise}")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
     for row in rows:
@@ -82,7 +83,7 @@ def ablation_table(ratios: pd.DataFrame, direction: str, full: str) -> Table:
     return table
 
 
-def ablation_markdown(ratios: pd.DataFrame, full: str) -> str:
+def ablation_markdown(ratios: pd.DataFrame, full: str, what: str = "Latency") -> str:
     """The cells of all directions as Markdown tables, each under a line that says what it shows."""
     parts = []
     for direction in DIRECTIONS:
@@ -90,7 +91,7 @@ def ablation_markdown(ratios: pd.DataFrame, full: str) -> str:
             continue
         headings, rows = ablation_cells(ratios, direction)
         scope = ratios["scope"].iloc[0]
-        parts += [f"Latency over that of `{full}`, {direction}, {scope} scope; `~`: within noise.", ""]
+        parts += [f"{what} over that of `{full}`, {direction}, {scope} scope; `~`: within noise.", ""]
         parts += ["| " + " | ".join(row) + " |" for row in (headings, [":--"] + ["--:"] * (len(headings) - 1), *rows)]
         parts.append("")
     return "\n".join(parts)

@@ -50,7 +50,7 @@ def draw_plots(records: pd.DataFrame, out: Path, scope: str | None = None) -> li
     if (records["scope"] == scope).any():
         out.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(rc=parts.RC):
-        return [_write(name, draw_plot(name, records, scope), out) for name in PLOTS]
+        return [write_plot(name, draw_plot(name, records, scope), out) for name in PLOTS]
 
 
 def draw_plot(name: str, records: pd.DataFrame, scope: str) -> Figure | str:
@@ -59,7 +59,8 @@ def draw_plot(name: str, records: pd.DataFrame, scope: str) -> Figure | str:
     return f"no row of {scope} scope" if rows.empty else PLOTS[name](rows)
 
 
-def _write(name: str, drawn: Figure | str, out: Path) -> Plot:
+def write_plot(name: str, drawn: Figure | str, out: Path) -> Plot:
+    """Save a figure in ``out`` as PNG and SVG; text says why there is none."""
     if isinstance(drawn, str):
         return Plot(name, skipped=drawn)
     paths = (out / f"{name}.png", out / f"{name}.svg")

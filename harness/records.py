@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pandas as pd
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harness import csv_files
+from harness.csv_files import SCHEMA_VERSION
 from harness.errors import UserError
 
-SCHEMA_VERSION = 1
 DIRECTIONS = ("fwd", "bwd")
 SCOPES = ("kernel", "operation")
 
 
 class Status(str, Enum):
-    """What became of a row. Only `ok` rows carry times."""
+    """What became of a row. Only `ok` rows carry times; `modelled` ones stand in files of `harness model` alone."""
 
     OK = "ok"
     UNTIMED = "untimed"
@@ -33,6 +31,7 @@ class Status(str, Enum):
     OOM = "oom"
     CRASH = "crash"
     IMPORT_ERROR = "import_error"
+    MODELLED = "modelled"
 
 
 def _finite_6_digits(value: float) -> float:
@@ -86,7 +85,7 @@ class Record(BaseModel):
     backend_version: str = _column("version of the backend's package", "")
     direction: str = _column("fwd or bwd (the backward alone)")
     scope: str = _column("kernel (device work of the operation only) or operation (all that a user pays)")
-    status: Status = _column("ok, untimed, unsupported, wrong, hang, oom, crash or import_error")
+    status: Status = _column("ok, untimed, unsupported, wrong, hang, oom, crash or import_error; never modelled")
     message: str = _column("why the row isn't ok, or a remark", "")
     cache: str = _column("cold: L2 is flushed before every sample; warm: it is not", "")
     latency_ms: Real | None = _column("median over the samples, ms", None)
@@ -161,6 +160,13 @@ class Record(BaseModel):
         return self
 
     @model_validator(mode="after")
+    def _stands_where_it_may(self) -> Record:
+        """A modelled row is no record; `harness.model_records.ModelledRecord` is for it."""
+        if self.status is Status.MODELLED:
+            raise ValueError("status modelled is no measurement, and stands in files of harness model alone")
+        return self
+
+    @model_validator(mode="after")
     def _correct_when_said_so(self) -> Record:
         if self.status in (Status.OK, Status.UNTIMED) and self.error_share is not None and self.error_share > 1:
             raise ValueError(f"status {self.status.value} must not have an error_share above 1, got {self.error_share}")
@@ -182,7 +188,7 @@ class Record(BaseModel):
 
 
 COLUMNS: tuple[str, ...] = tuple(Record.model_fields)
-_TEXT_COLUMNS = frozenset(name for name, info in Record.model_fields.items() if info.annotation is str)
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 
 @dataclass(frozen=True)
@@ -206,99 +212,34 @@ class Sample:
 SAMPLE_COLUMNS: tuple[str, ...] = tuple(field.name for field in fields(Sample))
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, Enum):
-        return str(value.value)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _row(record: Record, columns: Sequence[str] = COLUMNS) -> list[Any]:
+    return [getattr(record, name) for name in columns]
 
 
-def _lines(rows: Iterable[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
-    return text.getvalue()
-
-
-def _append(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Add rows in one write, on disk when this returns; the header first in a new file."""
-    text = _lines(rows)
-    if not path.exists() or path.stat().st_size == 0:
-        text = _lines([columns]) + text
-    with path.open("a", encoding="utf-8", newline="") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write the whole file beside ``path``, then move it there: a crash leaves one or the other, whole."""
-    temporary = path.with_name(path.name + ".partial")
-    temporary.unlink(missing_ok=True)
-    _append(temporary, columns, rows)
-    os.replace(temporary, path)
-
-
-def _row(record: Record) -> list[Any]:
-    return [getattr(record, name) for name in COLUMNS]
-
-
-def append_records(path: Path, records: Iterable[Record]) -> None:
+def append_records(path: Path, records: Iterable[Record], columns: Sequence[str] = COLUMNS) -> None:
     """Append rows to a records CSV (made with its header if absent), synced to disk."""
-    _append(path, COLUMNS, map(_row, records))
+    csv_files.append(path, columns, [_row(record, columns) for record in records])
 
 
 def append_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Append raw samples to their CSV (made with its header if absent), synced to disk."""
-    _append(path, SAMPLE_COLUMNS, map(astuple, samples))
+    csv_files.append(path, SAMPLE_COLUMNS, map(astuple, samples))
 
 
 def replace_records(path: Path, records: Iterable[Record]) -> None:
     """Replace a records CSV at once."""
-    _replace(path, COLUMNS, map(_row, records))
+    csv_files.replace(path, COLUMNS, map(_row, records))
 
 
 def replace_samples(path: Path, samples: Iterable[Sample]) -> None:
     """Replace a samples CSV at once."""
-    _replace(path, SAMPLE_COLUMNS, map(astuple, samples))
+    csv_files.replace(path, SAMPLE_COLUMNS, map(astuple, samples))
 
 
-def _read_rows(path: Path, columns: Sequence[str], drop_cut_line: bool) -> list[tuple[int, dict[str, str]]]:
-    """``(line number, cells by column)`` of a CSV that must have exactly ``columns``. Raises `UserError`."""
-    try:
-        content = path.read_bytes()
-        if drop_cut_line:
-            content = content[: content.rfind(b"\n") + 1]  # before decoding: the cut may be within a character
-        text = content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read as a records CSV: {error}") from error
-    if text and not text.endswith(("\n", "\r")):
-        raise UserError(f"{path}: its last line has no end, so it was cut short; a complete file is needed")
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        lines = [(reader.line_num, cells) for cells in reader]
-    except csv.Error as error:
-        raise UserError(f"{path}: not a CSV file: {error}") from error
-    if not lines:
-        if drop_cut_line:
-            return []
-        raise UserError(f"{path}: empty; expected a header and rows of schema {SCHEMA_VERSION}")
-    header = lines[0][1]
-    if "schema_version" in columns and "schema_version" in header and len(lines) > 1:
-        position = header.index("schema_version")
-        versions = {cells[position] for _, cells in lines[1:] if len(cells) > position} - {str(SCHEMA_VERSION)}
-        if versions:
-            raise UserError(f"{path}: written with schema {', '.join(sorted(versions))}; "
-                            f"this version reads schema {SCHEMA_VERSION}")
-    if header != list(columns):
-        missing, extra = [c for c in columns if c not in header], [c for c in header if c not in columns]
-        detail = "; ".join(f"{what}: {', '.join(names)}" for what, names in (("missing", missing), ("unknown", extra))
-                           if names)
-        raise UserError(f"{path}: not a file of schema {SCHEMA_VERSION}: its columns differ ({detail or 'order'})")
-    for number, cells in lines[1:]:
-        if len(cells) != len(columns):
-            raise UserError(f"{path}: line {number}: expected {len(columns)} cells, got {len(cells)}")
-    return [(number, dict(zip(columns, cells, strict=True))) for number, cells in lines[1:]]
+def demand_records(path: Path) -> None:
+    """Raises `UserError` for a file that holds something else, such as modelled figures, by its first line."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        csv_files.demand_kind(path, file.readline(), COLUMNS)
 
 
 def load_records(path: Path | str, *, drop_cut_line: bool = False) -> list[Record]:
@@ -307,11 +248,19 @@ def load_records(path: Path | str, *, drop_cut_line: bool = False) -> list[Recor
     ``drop_cut_line`` forgives a last line that was cut short (a run that was killed while writing).
     Raises `UserError` that names file, line and column for another schema or a corrupt file.
     """
-    path, records, seen = Path(path), [], set()
-    for number, cells in _read_rows(path, COLUMNS, drop_cut_line):
-        values = {name: cell if cell or name in _TEXT_COLUMNS else None for name, cell in cells.items()}
+    return load_rows(Path(path), Record, COLUMNS, drop_cut_line=drop_cut_line)
+
+
+def load_rows(path: Path, model: type[AnyRecord], columns: Sequence[str], *,
+              drop_cut_line: bool = False) -> list[AnyRecord]:
+    """The rows of a file with exactly these columns, each validated as ``model``; raises as `load_records` does."""
+    records: list[AnyRecord] = []
+    seen: set[tuple[str, str, str, str]] = set()
+    text_columns = {name for name, info in model.model_fields.items() if info.annotation is str}
+    for number, cells in csv_files.read_rows(path, columns, drop_cut_line):
+        values = {name: cell if cell or name in text_columns else None for name, cell in cells.items()}
         try:
-            record = Record.model_validate(values)
+            record = model.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             column = ".".join(str(part) for part in first["loc"]) or "row"
@@ -329,18 +278,20 @@ def read_records(path: Path | str) -> pd.DataFrame:
     return to_frame(load_records(path))
 
 
-def to_frame(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table: `COLUMNS` in order, statuses as text, None as NaN in number columns."""
-    rows = [[value.value if isinstance(value, Enum) else value for value in _row(record)] for record in records]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    optional = [name for name, info in Record.model_fields.items() if info.default is None and name != "dirty"]
+def to_frame(records: Iterable[Record], model: type[Record] = Record,
+             columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+    """Records as a table: ``columns`` in order, statuses as text, None as NaN in number columns."""
+    rows = [[value.value if isinstance(value, Enum) else value for value in _row(record, columns)]
+            for record in records]
+    frame = pd.DataFrame(rows, columns=list(columns))
+    optional = [name for name, info in model.model_fields.items() if info.default is None and name != "dirty"]
     return frame.astype(dict.fromkeys([*optional, "density"], "float64"))
 
 
 def load_samples(path: Path | str, *, drop_cut_line: bool = False) -> list[Sample]:
     """The raw samples of a file; raises `UserError` as `load_records` does."""
     path, samples = Path(path), []
-    for number, cells in _read_rows(path, SAMPLE_COLUMNS, drop_cut_line):
+    for number, cells in csv_files.read_rows(path, SAMPLE_COLUMNS, drop_cut_line):
         try:
             clock, power, temperature = (float(cells[name]) if cells[name] else None
                                          for name in ("sm_clock_mhz", "power_w", "temperature_c"))

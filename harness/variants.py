@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.backends import registry
@@ -18,12 +18,16 @@ ARCHITECTURES = {"hopper": 90, "blackwell": 100}
 
 @dataclass(frozen=True)
 class Variant:
-    """One direction of a backend, ``name`` in the config, with the implementation's ``schedule`` and ``options``."""
+    """One direction of a backend, ``name`` in the config, with the implementation's ``schedule`` and ``options``.
+
+    ``switches`` are the options as the config has them, None where it has none.
+    """
 
     name: str
     direction: Direction
     schedule: str | None
     options: object | None
+    switches: Mapping[str, object] | None
 
 
 def load_implementation(impl: str) -> Implementation:
@@ -55,7 +59,8 @@ def choose_variants(config: BenchConfig, names: Sequence[str] | None, impl: str,
             plan = plans[direction]
             known = plan.schedule is None or plan.schedule in implementation.schedules[direction]
             if known and (plan.options is not None or not switched):
-                chosen.append(Variant(backend.name, direction, plan.schedule, plan.options))
+                switches = made.options.fwd if direction == "fwd" else made.options.bwd
+                chosen.append(Variant(backend.name, direction, plan.schedule, plan.options, switches or None))
     there = list(dict.fromkeys(variant.name for variant in chosen))
     if not chosen:
         where = config.source or config.name

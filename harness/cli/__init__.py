@@ -12,12 +12,13 @@ from harness.cli import report_command
 from harness.cli import gate_commands
 from harness.cli import compare_command
 from harness.cli import simulate_command
+from harness.cli import model_command
 from harness.cli import xray_command
 from harness.cli import tritonbench_command
 from harness.cli import profile_command
 # isort: on
 
 __all__ = [
-    "app", "compare_command", "gate_commands", "main", "plot_commands", "profile_command", "report_command",
-    "run_commands", "simulate_command", "tritonbench_command", "xray_command",
+    "app", "compare_command", "gate_commands", "main", "model_command", "plot_commands", "profile_command",
+    "report_command", "run_commands", "simulate_command", "tritonbench_command", "xray_command",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ from harness.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from harness.plots import Plot
 
 LOG_WIDTH = 160  # columns where the output is no terminal
 INTERRUPTED = 130
@@ -92,12 +95,27 @@ def read_rows(csv: Path) -> pd.DataFrame:
     return records
 
 
+def read_modelled(csv: Path) -> pd.DataFrame:
+    """Modelled figures with at least one row. Raises `UserError`."""
+    from harness.model_records import load_modelled, modelled_frame
+
+    rows = load_modelled(csv)
+    if not rows:
+        raise UserError(f"{csv}: holds a header and no rows")
+    return modelled_frame(rows)
+
+
 def write_plots(records: pd.DataFrame, out: Path, scope: str | None) -> None:
     """Draw a run's plots and say where they are. Raises `UserError` if they can't be written."""
     from harness.plots import draw_plots
 
+    show_plots(out, lambda folder: draw_plots(records, folder, scope))
+
+
+def show_plots(out: Path, draw: Callable[[Path], list[Plot]]) -> None:
+    """Draw plots into ``out`` and say where they are. Raises `UserError` if they can't be written."""
     try:
-        plots = draw_plots(records, out, scope)
+        plots = draw(out)
     except OSError as error:
         raise UserError(f"{out}: can't write the plots: {error.strerror or error}") from None
     for plot in plots:

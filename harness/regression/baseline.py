@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UserError
-from harness.records import Status
+from harness.records import Status, demand_records
 from harness.regression.noise import Noise, noise_path, read_noise
 from harness.regression.runs import Refused, Run, facts_path, load_run, samples_path
 
@@ -38,12 +38,17 @@ def manifest_path(baseline: Path) -> Path:
 
 
 def demand_baseline(path: Path | None, config: str, root: Path = BASELINES) -> None:
-    """Raises `UserError` if ``path``, or any GPU's baseline of the config, isn't there: worth knowing before a run."""
+    """Raises `UserError` if ``path``, or any GPU's baseline of the config, isn't there: worth knowing before a run.
+
+    Also for a ``path`` that holds no records.
+    """
     if not path and not list(root.glob(f"*/{config}.csv")):
         path = root / "<gpu>" / f"{config}.csv"
     if path and not path.is_file():
         raise UserError(f"{path}: no such file, so there is no baseline; make one with "
                         f"harness baseline update RUN.csv --baseline {path} --note WHY")
+    if path:
+        demand_records(path)
 
 
 def load_baseline(path: Path) -> tuple[Run, Noise, list[str]]:

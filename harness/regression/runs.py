@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import UserError
-from harness.records import Record, Sample, Status, load_records, load_samples
+from harness.records import Record, Sample, Status, demand_records, load_records, load_samples
 
 RowKey = tuple[str, str, str, str]  # case_id, backend, direction, scope
 Blocks = tuple[np.ndarray, ...]  # latencies in ms, one array a block, in the order of measurement
@@ -66,13 +66,14 @@ def facts_path(csv: Path) -> Path:
 def load_run(csv: Path) -> Run:
     """Records and samples of a run.
 
-    Raises `UserError` for a missing file, and `Refused` for one that is there but can't be trusted: another schema, cut
-    short, rows of two devices, a median that its samples don't give.
+    Raises `UserError` for a missing file and for one that holds something else, and `Refused` for records that can't be
+    trusted: another schema, cut short, rows of two devices, a median that its samples don't give.
     """
-    for path in (csv, samples_path(csv)):
-        if not path.is_file():
-            what = "records" if path == csv else "raw samples, which a run writes beside its records"
-            raise UserError(f"{path}: no such file; expected {what}")
+    if not csv.is_file():
+        raise UserError(f"{csv}: no such file; expected records")
+    demand_records(csv)
+    if not (path := samples_path(csv)).is_file():
+        raise UserError(f"{path}: no such file; expected raw samples, which a run writes beside its records")
     try:
         records, samples = load_records(csv), load_samples(samples_path(csv))
     except UserError as error:

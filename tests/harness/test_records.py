@@ -158,7 +158,7 @@ def test_another_schema_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"old\.csv: not a file of schema 1.*missing: tflops; unknown: teraflops"):
         load_records(path)
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match="columns differ"):
+    with pytest.raises(UserError, match="is not the records CSV of a run: its first line has no column"):
         read_records(path)
 
 
