@@ -60,13 +60,18 @@ for words in json.load(sys.stdin):
 """
 
 
-def harness(*commands, stand_in=not INSTALLED):
-    """``(exit status, stdout, stderr)`` of each command, all run in one process, as torch takes long to import."""
+def python(*arguments, stand_in=not INSTALLED, **values):
+    """A finished process."""
     paths = [str(ROOT), str(ROOT / "tests" / "harness"), *([str(STAND_IN)] if stand_in else [])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, text=True,
+                          capture_output=True, timeout=240, check=False, **values)
+
+
+def harness(*commands, stand_in=not INSTALLED):
+    """``(exit status, stdout, stderr)`` of each command, all run in one process, as torch takes long to import."""
     words = json.dumps([[str(word) for word in command] for command in commands])
-    done = subprocess.run([sys.executable, "-c", DRIVER], cwd=ROOT, env=environment, text=True, input=words,
-                          capture_output=True, timeout=240)
+    done = python("-c", DRIVER, stand_in=stand_in, input=words)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -173,6 +178,26 @@ def test_a_run_takes_its_times_by_do_bench_and_says_so(config, tmp_path):
     assert set(records["status"]) == {"ok"}
     assert all("timed by tritonbench" in message for message in records["message"])
     assert (records["n_samples"] >= 30).all()
+
+
+def test_the_agreement_of_the_three_ways_is_a_row_a_backend_and_direction(config, tmp_path):
+    path = config(backends=["padded"], good="")
+    path.write_text(path.read_text().replace("max_seconds: 0.1", "max_seconds: 0.1\nscopes: [kernel]"))
+    done = python("-m", "harness.integrations.tritonbench.agreement", path, "--out", tmp_path / "agreement.csv")
+    assert done.returncode in (0, 1), done.stderr  # how far apart they are on a busy CPU is chance
+    assert "furthest from our timer: " in done.stdout
+    with (tmp_path / "agreement.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["backend"], row["direction"]) for row in rows] == [
+        ("fake", "fwd"), ("fake", "bwd"), ("padded", "fwd"), ("padded", "bwd")]
+    for row in rows:
+        ours, engine, operator = (float(row[f"{way}_ms"]) for way in ("cuda_events", "engine", "operator"))
+        assert float(row["engine_ratio"]) == pytest.approx(engine / ours, abs=1e-3)
+        assert float(row["operator_ratio"]) == pytest.approx(operator / ours, abs=1e-3)
+    wrong = config(good="wrong")
+    done = python("-m", "harness.integrations.tritonbench.agreement", wrong, "--out", tmp_path / "agreement.csv")
+    assert done.returncode == 2
+    assert "fake on good, bwd: wrong: dq: " in done.stderr.splitlines()[-1]
 
 
 def test_blocks_of_do_bench_follow_the_plan_until_it_has_enough(monkeypatch):
