@@ -6,6 +6,7 @@ median and worst, and how often two variants of a case stand in the order in whi
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import statistics
 from collections import defaultdict
@@ -20,7 +21,7 @@ from harness.records import Record, Status
 MEDIAN_LIMIT, WORST_LIMIT = 0.10, 0.25  # of the absolute relative error
 ORDER_LIMIT = 0.90  # share of the pairs that must be in order
 APART = 0.10  # measured difference from which a pair's order counts
-CALIBRATION, HELD = "calibration", "held"
+FITTED, HELD = "fitted", "held"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Point:
     @property
     def half(self) -> str:
         """See `half`."""
-        return half(self.case_id)
+        return half(self.case_id, self.direction, self.impl)
 
     @property
     def name(self) -> str:
@@ -97,12 +98,13 @@ class Matched:
     other_cases: int = 0
 
 
-def half(case_id: str) -> str:
-    """`CALIBRATION` or `HELD`: which half of the measurements a case's rows belong to, by its id (a hash).
+def half(case_id: str, direction: str, impl: str) -> str:
+    """`FITTED` or `HELD`: the half of the measurements that a row belongs to, by a hash of what it is.
 
-    All variants and directions of a case are in one half, as their errors are alike.
+    Nothing of the model may be fitted on rows of the other half.
     """
-    return (CALIBRATION, HELD)[int(case_id, 16) % 2]
+    digest = hashlib.sha256(f"{case_id} {direction} {impl}".encode()).digest()
+    return (FITTED, HELD)[digest[0] & 1]
 
 
 def demand_same_gpu(path: Path, measured: Sequence[Record], machine: str) -> None:
@@ -170,7 +172,7 @@ def pairs(points: Sequence[Point]) -> Iterator[tuple[Point, Point]]:
 def parts(points: Sequence[Point]) -> dict[str, Score]:
     """Scores of all points, of each half, and of each half's directions, by what they are of."""
     found = {"all": score(points)}
-    for name in (CALIBRATION, HELD):
+    for name in (FITTED, HELD):
         mine = [point for point in points if point.half == name]
         found[name] = score(mine)
         for direction in ("fwd", "bwd"):

@@ -18,7 +18,7 @@ from harness.plots import Plot, write_plot
 HATCH = "////"
 BAR_IN = 0.17  # height of a bar
 LEGEND_MOST = 4  # variants that a legend has room for; of more, each bar says its own
-HALVES = {True: ("modelled, held half", parts.OURS), False: ("modelled, calibration half", "#999999")}
+HALVES = {True: ("modelled, held half", parts.OURS), False: ("modelled, fitted half", "#999999")}
 
 
 def draw_modelled(rows: pd.DataFrame, out: Path, points: Sequence[Point] = ()) -> list[Plot]:

@@ -51,7 +51,7 @@ def model_command(
 
     Writes <config>.modelled.csv, which no command takes for measurements, and plots; with --against also a table of
     errors. The exit status is 1 if no row could be modelled, or if the error is beyond its limits on the half of the
-    measurements that the calibration didn't see.
+    measurements that nothing was fitted on.
     """
     from harness.model_plots import draw_modelled
     from harness.model_records import SUFFIX, is_modelled, load_modelled, modelled_frame
