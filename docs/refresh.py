@@ -2,7 +2,7 @@
 
     python docs/refresh.py [STEP ...]
 
-Steps, all by default: ``plots`` beside the baseline, ``readme`` (its table), ``tables`` (keys of configs; compiled
+Steps, all by default: ``plots`` beside the baseline, ``readme`` (its tables), ``tables`` (keys of configs; compiled
 kernels), ``pictures`` of the documentation, ``notebooks`` (the executed examples, and the report as a page). Needs no
 GPU and takes a minute or two. Tests compare what is committed with what this makes.
 """
@@ -17,6 +17,7 @@ import draw_gate
 import draw_schedule
 import fill_readme
 import fill_tables
+import fill_versions
 import fill_xray
 
 from harness.plots import draw_plots
@@ -34,8 +35,9 @@ def plots() -> None:
 
 
 def readme() -> None:
-    """The README's headline table."""
-    _write(fill_readme.README, fill_readme.filled(fill_readme.README.read_text(encoding="utf-8")))
+    """The README's two tables of results."""
+    for filler in (fill_readme, fill_versions):
+        _write(filler.README, filler.filled(filler.README.read_text(encoding="utf-8")))
 
 
 def tables() -> None:

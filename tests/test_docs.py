@@ -72,12 +72,13 @@ def test_results_readme_names_every_sample_column_and_status():
     assert re.findall(r"^\| `([a-z_]+)` \|", table, flags=re.MULTILINE) == [status.value for status in Status]
 
 
-def test_readme_headline_is_what_the_committed_records_say():
-    spec = importlib.util.spec_from_file_location("fill_readme", ROOT / "docs" / "fill_readme.py")
+@pytest.mark.parametrize("filler", ["fill_readme", "fill_versions"])
+def test_readme_tables_are_what_the_committed_records_say(filler):
+    spec = importlib.util.spec_from_file_location(filler, ROOT / "docs" / f"{filler}.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     text = (ROOT / "README.md").read_text()
     table = script.TABLE.search(text)
     assert table
     assert "geometric mean" in table[0]
-    assert script.filled(text) == text, "run python docs/fill_readme.py"
+    assert script.filled(text) == text, f"run python docs/{filler}.py"

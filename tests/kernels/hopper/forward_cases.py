@@ -66,6 +66,9 @@ def tensors(case, device="cpu", seed=0):
 def check(case, q, k, v, out, lse, rows=slice(None)):
     """Within twice the error of a 16-bit twin of the oracle; rows that see no key are exactly 0 and -inf."""
     exact, exact_lse = attention_reference(case, q, k, v)
+    assert (out.shape, lse.shape) == (exact.shape, exact_lse.shape)
+    if not exact.numel():
+        return
     twin = attention_reference_lowp(case, q, k, v)
     twin = twin[0] if isinstance(twin, tuple) else twin
     none = exact_lse[:, rows].isneginf()
