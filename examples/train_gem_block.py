@@ -76,7 +76,7 @@ def _wait(device: torch.device) -> None:
 
 
 def draw(path: Path, results: dict[str, tuple[list[float], float]], where: str) -> None:
-    """Losses by step, one line an attention, with the device they ran on."""
+    """Losses by step, one line an attention, with the device they ran on and the tokens/s of the whole step."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -97,7 +97,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="default: 8 of the tiny size, 40 of the real one")
     parser.add_argument("--attention", action="append", choices=[*attentions, "jfa+compile"],
                         help="default: jfa and sdpa; on a GPU also jfa+compile, and fa4 where it is installed")
-    parser.add_argument("--csv", type=Path, help="write the losses there")
+    parser.add_argument("--csv", type=Path, help="write losses and tokens/s there")
     parser.add_argument("--plot", type=Path, help="draw them there")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -118,10 +118,10 @@ def main() -> int:
               f"at most {apart:.1e} from {names[0]}")
     if arguments.csv:
         with arguments.csv.open("w", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["step", *results])
-            rows.writerows([step + 1, *values] for step, values in enumerate(zip(*(r[0] for r in results.values()),
-                                                                                 strict=True)))
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(["attention", "step", "loss", "tokens_per_s", "device", "torch"])
+            rows.writerows([name, step + 1, f"{loss:.6f}", f"{speed:.0f}", where, torch.__version__]
+                           for name, (losses, speed) in results.items() for step, loss in enumerate(losses))
     if arguments.plot:
         draw(arguments.plot, results, where)
     if worst > LOSS_TOLERANCE:
