@@ -14,6 +14,7 @@ from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
 from kernels.hopper.backward_plan import device_plan
+from kernels.hopper.backward_schedule import counted
 from kernels.hopper.forward import sm_count, stream_of
 from kernels.hopper.ragged import packed_blocks
 from kernels.launch import Blocks, Launcher
@@ -54,20 +55,23 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     acc = torch.empty((acc_rows, dim), dtype=torch.float32, device=device)
     if problem.broadcast_q and not mask.is_full:
         acc.zero_()  # a CTA's first tile doesn't touch all blocks
+    counts = counted(problem, chosen)
+    counters = torch.empty((heads * known.num_blocks,), dtype=torch.int32, device=device) if counts else plan.blocks
     launch = _launchers(problem, chosen, device)
-    launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, known.num_blocks,
-                   problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
+    launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, counters if counts else acc, plan.blocks,
+                   known.num_blocks, problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
     left, right = problem.window_bounds
     launch.main((known.programs, 1), packed_blocks(q, block_m, dim), packed_blocks(dout, block_m, dim),
                 packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
                 packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),
                 Blocks(acc, [acc_rows, dim], [dim, 1], [64, 64]), rows, plan.tiles, plan.bounds, known.num_blocks,
                 problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right,
-                *((out, dout, lse, problem.layout_q.total, row_stride) if chosen.ahead else ()))
+                *((out, dout, lse, problem.layout_q.total, row_stride) if chosen.ahead else
+                  (acc, dq, counters, row_stride)))
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
-    elif known.shared_blocks:
+    elif known.shared_blocks and not counts:
         launch.cast((known.num_blocks, heads), acc, dq, plan.blocks, row_stride, known.shared_at, known.shared_blocks,
                     problem.softmax_scale)
     return dq, dk, dv
@@ -87,14 +91,15 @@ _LAUNCHERS: dict[Hashable, _Launchers] = {}
 def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: torch.device) -> _Launchers:
     """The launchers of a variant for one kind of problem."""
     key = (options, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
-           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), device)
+           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options), device)
     if key not in _LAUNCHERS:
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
-            Launcher(prepare_kernel, {**blocks, "ROWS": not options.kernel_delta},
-                     small),
-            Launcher(main_kernel(problem, options), kernel_constants(problem, options), {**small, "num_stages": 1}),
+            Launcher(prepare_kernel, {**blocks, "ROWS": not options.kernel_delta,
+                                      "COUNTED": counted(problem, options)}, small),
+            Launcher(main_kernel(problem, options), kernel_constants(problem, options),
+                     {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options)}),
             Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS}, small),
             Launcher(cast_kernel, blocks, small))
     return _LAUNCHERS[key]
@@ -122,7 +127,8 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
-            "ROTATE": options.rotate and not problem.broadcast_q, "REGISTERS": 232}
+            "ROTATE": options.rotate and not problem.broadcast_q, "COUNTED": counted(problem, options),
+            "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

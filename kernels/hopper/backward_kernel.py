@@ -7,7 +7,7 @@ dK += dS^T Q and dQ = dS K. Each consumer owns 64 KV rows, with dV and dK in reg
 that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
 
     role       warps         does
-    (default)  4             nothing; it gives its registers away
+    (default)  4             with COUNTED: casts, see `kernels.hopper.backward_counted`; else nothing
     consumer   4 x 2         all matmuls; stages dQ and dK for the writer; stores dV
     loader     1             TMA loads of K, V, Q, dO, and of each block's lse and delta
     writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK
@@ -41,6 +41,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.hopper.backward_counted import await_adds, cast_counted, count_add
 from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done, tile_at
 from kernels.hopper.backward_step import step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
@@ -66,16 +67,17 @@ def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, CO
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
 def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
-                    num_blocks, scale_log2, scale, left, right, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
-                    D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr, NUM_KV: tl.constexpr,
-                    STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, HAS_LEFT: tl.constexpr,
-                    HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr, ROTATE: tl.constexpr,
-                    REGISTERS: tl.constexpr):
+                    num_blocks, scale_log2, scale, left, right, acc, dq, counters, row_stride, GROUP: tl.constexpr,
+                    BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
+                    NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
+                    HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
+                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
     ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and delta, +inf and 0 where
-    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows.
+    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. COUNTED alone uses
+    ``acc`` and ``dq``, the same as their descriptors, and ``counters`` int32 [num_heads_q, num_blocks], zero.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     ONCE: tl.constexpr = "evict_first" if HINTS else ""  # L2's policy for what passes once, and for partial dQ
@@ -108,7 +110,9 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
-            pass
+            if COUNTED:
+                cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, scale, GROUP, BLOCK_M, D,
+                             HINTS)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             cid: tl.constexpr = tlx.async_task_replica_id()
@@ -263,6 +267,10 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
                     if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
                         dq_stores_done(n_use)
+                    if COUNTED:
+                        counted = tl.load(record + 21) > 0
+                        storing, wanted = tl.load(record + 18), tl.load(record + 22)
+                        counter0 = counters + head * GROUP * num_blocks + tl.load(record + 14) + m_first
                     if AHEAD:
                         row = (acc_block + m_first) * BLOCK_M
                         _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
@@ -285,6 +293,11 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                             else:
                                 _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES,
                                             AGAIN, 0)
+                            if COUNTED:
+                                counter = counter0 + g * num_blocks + i
+                                first |= i < storing
+                                if counted & (first == 0):
+                                    await_adds(counter, wanted)
                             for c in tl.static_range(2):
                                 slot = n_use % STAGES * 2 + c
                                 tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
@@ -297,6 +310,9 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 else:
                                     tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
                                                                eviction_policy=AGAIN, store_reduce="add")
+                            if COUNTED:  # noqa: SIM102 (one is known to the compiler)
+                                if counted:
+                                    count_add(counter)
                             n_use += 1
                     if not AHEAD:
                         _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)

@@ -81,8 +81,8 @@ def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, longest_q, longest_k
 @triton.jit(do_not_specialize=["batch", "longest_q", "longest_k", "owned_blocks", "owned_steps", "right", "num_blocks"])
 def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, item_sequences, item_sizes, counts, table,
                  batch, longest_q, longest_k, owned_blocks, owned_steps, right, num_blocks, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, SEQUENCES: tl.constexpr,
-                 CHUNK: tl.constexpr, WIDTH: tl.constexpr):
+                 BLOCK_N: tl.constexpr, HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, COUNTED: tl.constexpr,
+                 SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
     """Writes each sequence's first item and block, its items (sequence and tiles), and its rows of ``table``.
 
     ``counts`` int32 [1] gets the number of items; ``table`` int32 [num_blocks, 6] is `BackwardSchedule.blocks`.
@@ -146,7 +146,10 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
         tl.store(record + 1, len_q[:, None] + block * 0, mask=some)
         tl.store(record + 2, block * BLOCK_M + q_start[:, None] * 0, mask=some)
         tl.store(record + 3, q_from[:, None] + block * 0, mask=some)
-        tl.store(record + 4, ((block < low[:, None]) & ~shared[:, None]).to(tl.int32), mask=some)
+        untouched = block < low[:, None]
+        if not COUNTED:  # a cast of zeros writes them
+            untouched &= ~shared[:, None]
+        tl.store(record + 4, untouched.to(tl.int32), mask=some)
         tl.store(record + 5, tl.where(shared[:, None], at, -1), mask=some)
     rest = table + (used + b) * BLOCK_FIELDS  # fewer than a sequence each
     some = inside & (used + b < num_blocks)
@@ -168,11 +171,12 @@ def _owner(item, workers, ZIGZAG: tl.constexpr):
 def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_sizes, counts, bounds, tiles, workers,
                 longest_q, longest_k, owned_blocks, owned_steps, left, right, group, scratch, shared_at, shared_blocks,
                 acc_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
-                HAS_RIGHT: tl.constexpr, ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, CHUNK: tl.constexpr,
-                TURNS: tl.constexpr):
+                HAS_RIGHT: tl.constexpr, ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, COUNTED: tl.constexpr,
+                ORDERED: tl.constexpr, CHUNK: tl.constexpr, TURNS: tl.constexpr):
     """Writes the tiles of one CTA and its end in ``bounds``; the last CTA also a record of zeros behind all tiles.
 
-    ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head.
+    ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head. ORDERED: tiles that are counted
+    add in the order in which they were dealt.
     """
     program = tl.program_id(0)
     worker = program % workers
@@ -207,6 +211,8 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
         owned = _is_owned(q_blocks, k_blocks, owned_blocks, owned_steps)
         head = tl.where(owned, number, number // tl.maximum(k_blocks, 1))
         tile0 = tl.where(owned, 0, number % tl.maximum(k_blocks, 1))
+        if COUNTED:  # from the last tile to the first
+            tile0 = tl.where(owned, 0, k_blocks - 1 - tile0)
         acc_block = tl.where(owned, program * scratch, shared_at + head * group * shared_blocks + row_block)
         if BROADCAST:
             head = head * 0 + program // workers
@@ -242,7 +248,8 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
                 end0 = tl.where((tile > 0) & (steps0 > 0), low0 + steps0, 0)
                 start1 = tl.where((tile + 1 < k_blocks) & (steps1 > 0), low1, NEVER)
                 firsts = tl.where(owned, tl.maximum(end0 - low, 0), NEVER)
-                lasts = tl.where(owned, tl.minimum(tl.maximum(start1 - low, 0), steps), 0)
+                stores = tl.minimum(tl.maximum(start1 - low, 0), steps)
+                lasts = tl.where(owned, stores, 0)
                 after = owned & after
                 group_blocks = tl.where(owned, q_blocks, shared_blocks)
             q_from = q_start
@@ -266,6 +273,22 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
             tl.store(record + 15, acc_block, mask=here)
             tl.store(record + 16, group_blocks, mask=here)
             tl.store(record + 17, after.to(tl.int32), mask=here)
+            if COUNTED:
+                cast_from = low
+                casts = stores
+                touched = tile + 1
+                wanted = tile * 0 + 1
+                if not HAS_RIGHT:  # all tiles touch all blocks, and share the casts
+                    cast_from = tile * q_blocks // tl.maximum(k_blocks, 1)
+                    casts = (tile + 1) * q_blocks // tl.maximum(k_blocks, 1) - cast_from
+                    touched = k_blocks
+                if ORDERED:
+                    wanted = k_blocks - 1 - tile
+                tl.store(record + 18, tl.where(owned, 0, stores), mask=here)
+                tl.store(record + 19, tl.where(owned, 0, cast_from), mask=here)
+                tl.store(record + 20, tl.where(owned, 0, casts), mask=here)
+                tl.store(record + 21, tl.where(owned, 0, touched), mask=here)
+                tl.store(record + 22, tl.where(owned, 0, wanted), mask=here)
     tl.store(bounds + program + 1, at)
     if program == tl.num_programs(0) - 1:
         for field in tl.static_range(FIELDS):

@@ -40,7 +40,10 @@ class HopperBackwardOptions:
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
-        deterministic: every sequence is left to one CTA, so that equal calls give equal bits.
+        counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
+            pass. Without ``ahead`` and ``rotate``; with a left window or broadcast-Q it does nothing.
+        deterministic: every sequence is left to one CTA, or (counted, without a mask) adds in a fixed order, so that
+            equal calls give equal bits.
     """
 
     q_stages: int = 2
@@ -56,12 +59,15 @@ class HopperBackwardOptions:
     keep_dq: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
+    counted: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         check_switches(self, _ALLOWED, lambda allowed: f"{allowed[0]} to {allowed[-1]}")
         if self.kernel_delta and not self.ahead:
             raise ValueError("kernel_delta: needs ahead")
+        if self.counted and (self.ahead or self.rotate):
+            raise ValueError("counted: not with ahead or rotate")
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
@@ -74,7 +80,8 @@ class HopperBackwardOptions:
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
         parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
                  "delta" * self.kernel_delta, "l2" * self.l2_hints, "rot" * self.rotate, "keep" * self.keep_dq,
-                 f"own{self.owned_blocks}" if self.direct_dq else "add", "det" * self.deterministic]
+                 f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
+                 "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 
 

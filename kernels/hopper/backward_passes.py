@@ -13,12 +13,13 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit(do_not_specialize=["num_blocks", "shared_at", "shared_blocks", "lse_stride"])
 def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride, row_stride, shared_at, shared_blocks,
                    BLOCK_M: tl.constexpr, D: tl.constexpr, NEGATE: tl.constexpr = False,
-                   ROWS: tl.constexpr = True):
+                   ROWS: tl.constexpr = True, COUNTED: tl.constexpr = False):
     """Writes ``rows [heads, num_blocks, 2, BLOCK_M]``: lse * log2(e) (+inf where P is to be 0), delta = rowsum(O * dO).
 
     NEGATE: both with the other sign, for a kernel whose packed arithmetic can add but not subtract.
     ROWS off: neither, as the main kernel does it.
     Also zeroes the block of the accumulator that others will add to, and the dq that no other kernel writes.
+    COUNTED: ``acc`` is the counters of `kernels.hopper.backward_counted`, zeroed in its place.
     """
     block = tl.program_id(0)
     head = tl.program_id(1)
@@ -41,7 +42,9 @@ def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride
     if untouched != 0:
         at = (q_start + row).to(tl.int64)[:, None] * row_stride + head * D + column
         tl.store(dq + at, tl.zeros([BLOCK_M, D], dq.dtype.element_ty), mask=inside[:, None])
-    if shared >= 0:
+    if COUNTED:
+        tl.store(acc + head * num_blocks + block, 0)
+    elif shared >= 0:
         acc_row = (shared_at + head * shared_blocks + shared).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(acc + acc_row[:, None] * D + column, tl.zeros([BLOCK_M, D], tl.float32))
 

@@ -9,7 +9,7 @@ import torch
 
 from kernels.hopper.backward_listing import deal_kernel, measure_kernel, order_kernel
 from kernels.hopper.backward_options import HopperBackwardOptions
-from kernels.hopper.backward_schedule import FIELDS, ownership
+from kernels.hopper.backward_schedule import FIELDS, counted, ownership
 from kernels.hopper.forward_schedule import most_tiles
 from kernels.launch import Launcher
 from kernels.problem import JaggedProblem
@@ -89,8 +89,10 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
     """
     layout_q, layout_k, mask = problem.layout_q, problem.layout_k, problem.mask
     partner = layout_q.max_seqlen if problem.broadcast_q else None if layout_q is layout_k else layout_q
+    counting = counted(problem, options)
     key = ("hopper backward", partner, problem.broadcast_q, problem.num_heads_q, problem.num_heads_kv, mask,
-           options.direct_dq, options.owned_blocks, options.deterministic, order, sms, block_m, block_n, stream)
+           options.direct_dq, options.owned_blocks, options.deterministic, counting, order, sms, block_m, block_n,
+           stream)
 
     def build() -> DevicePlan:
         known = bounds(problem, options, sms, block_m, block_n)
@@ -104,7 +106,7 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
         left, right = problem.window_bounds
         limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
         launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
-                            problem.broadcast_q, device)
+                            problem.broadcast_q, counting, options.deterministic, device)
         launch.measure((-(-batch // 128), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of, batch,
                        *limits, left, right, problem.group_size, 1 if problem.broadcast_q else problem.num_heads_kv)
         launch.order((-(-batch // SEQUENCES), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of,
@@ -125,13 +127,14 @@ class _Launchers(NamedTuple):
 
 
 @functools.cache
-def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, order: str, broadcast: bool,
-               device: torch.device) -> _Launchers:
+def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, order: str, broadcast: bool, counting: bool,
+               deterministic: bool, device: torch.device) -> _Launchers:
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     return _Launchers(
         Launcher(measure_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "SORTED": order != "none",
                                   "SEQUENCES": 128}, {"num_warps": 4}),
-        Launcher(order_kernel, {**blocks, "HAS_RIGHT": has_right, "BROADCAST": broadcast, "SEQUENCES": SEQUENCES,
-                                "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
+        Launcher(order_kernel, {**blocks, "HAS_RIGHT": has_right, "BROADCAST": broadcast, "COUNTED": counting,
+                                "SEQUENCES": SEQUENCES, "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
         Launcher(deal_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "ZIGZAG": order == "zigzag",
-                               "BROADCAST": broadcast, "CHUNK": 2048, "TURNS": 64}, {"num_warps": 4}))
+                               "BROADCAST": broadcast, "COUNTED": counting, "ORDERED": counting and deterministic,
+                               "CHUNK": 2048, "TURNS": 64}, {"num_warps": 4}))

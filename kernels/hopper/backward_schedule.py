@@ -8,8 +8,11 @@ that sees it. As blocks of KV go up, so do both ends of that range. So within a 
 
 A sequence whose tiles all go to one CTA, in order, is *owned*: first steps store dQ to that CTA's own blocks of the
 accumulator, others add to them, last ones write dq itself. The tiles of other sequences are dealt one by one; their dQ
-is added to blocks that start as zero, none is first or last, and a cast follows. With broadcast-Q a CTA takes tiles of
-one head, whose dQ it sums in blocks of its own from the first tile on; a sum over CTAs follows.
+is added to blocks that start as zero, none is first or last, and a cast follows. Or they are *counted*
+(`kernels.hopper.backward_counted`): dealt from the last to the first, so that a block of Q is stored by the tile dealt
+first of those that touch it (by a mask's diagonal, at the start of its walk), added to by others, and cast by one of
+their CTAs. With broadcast-Q a CTA takes tiles of one head, whose dQ it sums in blocks of its own from the first tile
+on; a sum over CTAs follows.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from kernels.problem import JaggedProblem
 
 FIELDS = 24  # of a tile record, in the order below; the rest is padding
 Q_START, Q_LEN, OUT_START, K_START, K_LEN, K_ROW, STEPS, CUT_END, CUT_FROM, BLOCK, PARTIALS, FIRST_FROM, LASTS, HEAD, \
-    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF = range(18)
+    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF, STORES, CAST_FROM, CASTS, TOUCHED, WANTED = range(23)
 NEVER = 2**30
 TILE_STEPS = 1.0  # cost of a tile beside its steps, in steps
 
@@ -39,6 +42,8 @@ class BackwardSchedule:
             which the first ``PARTIALS`` find a partial dQ; those from ``FIRST_FROM`` on are the first; KV ``HEAD``;
             the sequence's first block of rows ``ROW_BLOCK``; its first block of the accumulator ``ACC_BLOCK`` and
             blocks to a query head ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
+            Counted tiles alone: the first ``STORES`` steps store, the others wait for ``WANTED`` tiles; its CTA casts
+            ``CASTS`` blocks from ``CAST_FROM`` on, once ``TOUCHED`` tiles are in.
         bounds: ``[programs + 1]``, the tiles of each CTA.
         blocks: ``[num_blocks, 6]``, for each block of Q of each sequence: first row in out, rows of the sequence, first
             row of the block in it, first row of the sequence in dq, 1 if nothing else writes this dq, and the block's
@@ -93,6 +98,17 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     records[:, PARTIALS] = np.minimum(lasts, first)
     records[:, CUT_END], records[:, CUT_FROM] = tiles.cut_end, tiles.cut_from
     records[:, AFTER_ITSELF] = mine & (tiles.k_row > 0)
+    counts = counted(problem, options)
+    number, of = tiles.k_row // block_n, k_blocks[seq]
+    if counts:
+        stores = np.clip(tiles.last_below - tiles.low, 0, tiles.steps)
+        full = problem.mask.is_full  # then all tiles touch all blocks, and share the casts
+        cast_from = number * q_blocks[seq] // of if full else tiles.low
+        casts = (number + 1) * q_blocks[seq] // of - cast_from if full else stores
+        wanted = of - 1 - number if options.deterministic else np.ones_like(of)
+        for field, values in ((STORES, stores), (CAST_FROM, cast_from), (CASTS, casts),
+                              (TOUCHED, of if full else number + 1), (WANTED, wanted)):
+            records[:, field] = np.where(mine, 0, values)
 
     if problem.broadcast_q:
         return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
@@ -115,6 +131,8 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     deal = np.argsort(owner, kind="stable")
     pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
     starts = np.array([t[0] for t in tile_of_unit], dtype=np.int64)
+    if counts and len(starts):  # from the last tile to the first
+        starts += np.where(mine[starts], 0, of[starts] - 1 - 2 * number[starts])
     sizes = np.array([len(t) for t in tile_of_unit], dtype=np.int64)
     if len(items):
         chosen, head = items[deal, 0], items[deal, 1]
@@ -136,7 +154,7 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     touched = _touched(tiles, row_block, len(table))
     seq_of_block = np.repeat(np.arange(len(len_q)), q_blocks)
     shared_block = shared[seq_of_block]
-    table[:, 4] = ~touched & ~shared_block
+    table[:, 4] = ~touched & (~shared_block | counts)
     place = np.arange(len(table)) - row_block[seq_of_block]
     table[:, 5] = np.where(shared_block, shared_first[seq_of_block] + place, -1)
     return BackwardSchedule(dealt.astype(np.int32), bounds.astype(np.int32), table.astype(np.int32),
@@ -191,6 +209,13 @@ def _sequence_tiles(problem: JaggedProblem, len_q: np.ndarray, len_k: np.ndarray
     return _Tiles(seq, k_row, low, steps, cut_end, cut_from, first_from, last_below)
 
 
+def counted(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
+    """Whether sequences that aren't owned are counted. Deterministic only if all tiles touch all blocks."""
+    mask = problem.mask
+    allowed = mask.is_full if options.deterministic else mask.left is None
+    return options.counted and allowed and not problem.broadcast_q
+
+
 def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: int, block_m: int,
               block_n: int) -> tuple[int, int]:
     """``(blocks, steps)``: what an owned sequence has at most of KV blocks, and of steps for each query head.
@@ -198,9 +223,10 @@ def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: 
     A sequence of one KV block is owned whatever its steps, and none at all if ``blocks`` is 0. ``steps`` is half of a
     CTA's fair share, estimated from mean lengths without a mask.
     """
-    if problem.broadcast_q or not (options.direct_dq or options.deterministic):
+    own_all = options.deterministic and not counted(problem, options)
+    if problem.broadcast_q or not (options.direct_dq or own_all):
         return 0, 0
-    if options.deterministic:
+    if own_all:
         return NEVER, NEVER
     batch = max(problem.batch, 1)
     blocks_q, blocks_k = (layout.total / batch / rows + 0.5 for layout, rows in

@@ -242,6 +242,20 @@ class Pointer:
     def __getitem__(self, index: Any) -> Pointer:
         return Pointer(self.target, self.offset[index])
 
+    def synchronise(self, task: Task, addend: int, releases: bool) -> int:
+        """Add to one element, atomically, with release or else acquire semantics; its value before."""
+        at = int(self.offset)
+        self.target.note_write(Points(torch.tensor([at])), task, adds=True)
+        old = int(self.target.flat[at])
+        self.target.flat[at] += addend
+        location = self.target.atomics.setdefault(at, Clocked())
+        if releases:
+            location.acquire(task)
+            task.advance()
+        else:
+            task.acquire(location)
+        return old
+
 
 class Descriptor:
     """A TMA descriptor. Boxes are clipped to the shape; addresses wrap at 2^64 bytes, as ragged descriptors need."""

@@ -10,6 +10,7 @@ import torch
 
 from kernels.simulator.context import machine, this_task
 from kernels.simulator.errors import SimulationError
+from kernels.simulator.global_memory import Pointer
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -23,7 +24,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "rcp.approx": lambda a: 1.0 / a, "neg": lambda a: -a,
 }
 #: Instructions that only steer the compiler or order a warp with itself.
-_NOTHING = ("bar.warp.sync", "griddepcontrol", "prefetch", "nanosleep", "pragma")
+_NOTHING = ("bar.warp.sync", "griddepcontrol", "prefetch", "nanosleep", "pragma", "setp", "bra")
 
 
 def _wait_group(code: str) -> None:
@@ -41,10 +42,27 @@ def _wait_group(code: str) -> None:
     task.stores = task.stores[len(old):]
 
 
+def _synchronise(line: str, args: list[Any]) -> Any:
+    """A flag in global memory: ``ld.acquire`` in a loop until ``args[1]`` is reached, or ``red.release``, by one."""
+    pointer, task = args[0], this_task()
+    if not isinstance(pointer, Pointer):
+        raise SimulationError("unsupported", f"inline PTX on an address that is no pointer: {line}")
+    if line.startswith("red.release"):
+        machine().pause()
+        pointer.synchronise(task, 1, releases=True)
+        return torch.zeros((), dtype=torch.int32)
+    wanted = int(args[1])
+    machine().wait(f"{pointer.target.name}[{int(pointer.offset)}] to reach {wanted}",
+                   lambda: bool(pointer.target.flat[int(pointer.offset)] >= wanted))
+    return pointer.synchronise(task, 0, releases=False)
+
+
 def run_inline_ptx(asm: str, args: list[Any]) -> Any:
     """The result of ``tl.inline_asm_elementwise``. Raises ``unsupported`` for PTX that has no equivalent here."""
-    lines = [line.strip() for line in re.split(r"[;{}\n]", asm)]
+    lines = [re.sub(r"^@!?%\w+ ", "", line.strip()) for line in re.split(r"[;{}\n]", asm)]
     code = [line for line in lines if re.match(r"[a-z]", line) and not line.startswith("mov")]
+    if any(line.startswith("ld.acquire") for line in code):  # then relaxed looks before it change nothing
+        code = [line for line in code if not line.startswith("ld.relaxed")]
     if not code:
         return args[0] if args else None
     this_task().note(code[0].split()[0])
@@ -55,6 +73,8 @@ def run_inline_ptx(asm: str, args: list[Any]) -> Any:
             _wait_group(line)
         elif line.startswith("fence.proxy.async"):
             this_task().proxy_fence()
+        elif line.startswith(("ld.acquire", "red.release")):
+            result = _synchronise(line, args)
         elif not line.startswith((*_NOTHING, "fence", "membar", "cp.async.bulk.commit_group")):
             continue
         effects += 1

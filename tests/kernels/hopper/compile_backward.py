@@ -29,6 +29,10 @@ VARIANTS = {
     "one block of shared Q": (replace(SHORT_GAP, dk_first=True, keep_dq=True), {"broadcast_q": True}),
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
+    "counted": (Options(counted=True), {}), "counted, causal": (Options(counted=True), {"mask": Mask.make(True)}),
+    "counted, groups": (Options(counted=True, l2_hints=True), {"num_heads_q": 8}),
+    "counted, short gap": (replace(SHORT_GAP, counted=True), {}),
+    "counted, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, counted=True), {"head_dim": 64}),
     "ahead": (Options(ahead=True), {}), "ahead, causal": (Options(ahead=True), {"mask": Mask.make(True)}),
     "ahead, groups": (Options(ahead=True), {"num_heads_q": 8}),
     "ahead, delta": (Options(ahead=True, kernel_delta=True, l2_hints=True), {}),
@@ -47,7 +51,8 @@ def compile_backward(options, changes):
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
                  scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
     element = "bf16" if case.dtype == torch.bfloat16 else "fp16"
-    types |= {name: kind for name, kind in (("out", f"*{element}"), ("dout", f"*{element}"), ("lse", "*fp32"))
+    types |= {name: kind for name, kind in (("out", f"*{element}"), ("dout", f"*{element}"), ("lse", "*fp32"),
+                                            ("acc", "*fp32"), ("dq", f"*{element}"), ("counters", "*i32"))
               if name in names}
     rows = {"q": BLOCK_M[dim], "do": BLOCK_M[dim], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
     for name, count in rows.items():

@@ -19,6 +19,7 @@ VARIANTS = {
     "ahead, delta inside": replace(AHEAD, kernel_delta=True), "all added": Options(direct_dq=False),
     "ahead, all added": replace(AHEAD, direct_dq=False), "ahead, L2 told": replace(AHEAD, l2_hints=True),
     "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
+    "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
 }
 pytestmark = pytest.mark.gpu
 
@@ -87,7 +88,7 @@ def test_shared_queries(name, len_q, heads_kv, guards):
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "left", "right"])
-@pytest.mark.parametrize("name", ["chosen", "ahead"])
+@pytest.mark.parametrize("name", ["chosen", "ahead", "counted"])
 def test_masks(name, mask, guards):
     case = problem(*EDGES, mask=MASKS[mask], device="cuda")
     values = inputs(case)
@@ -101,7 +102,7 @@ def test_heads_of_64(mask, guards):
     check(case, *values, guards(case, *values, None))
 
 
-@pytest.mark.parametrize("name", ["two stages", "short gap", "ahead", "rotated, L2 told"])
+@pytest.mark.parametrize("name", ["two stages", "short gap", "ahead", "rotated, L2 told", "counted"])
 def test_deterministic_calls_repeat_bit_by_bit(name, guards):
     lengths = [700, 65, 300, 0, 129, 1, 2000, 64] * 8
     case = problem(lengths, lengths, 4, 4, device="cuda")
@@ -114,7 +115,7 @@ def test_deterministic_calls_repeat_bit_by_bit(name, guards):
         assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, all added"])
+@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, all added", "counted"])
 def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
     case = problem(*EDGES, device="cuda")
     q, k, v, dout = inputs(case)
@@ -124,7 +125,8 @@ def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
     check(case, q, k, v, dout, guards(case, q, k, v, dout, VARIANTS[name]))
 
 
-@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, delta inside", "ahead, all added"])
+@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, delta inside", "ahead, all added",
+                                  "counted"])
 def test_a_sequence_of_nan_stays_among_itself(name, guards):
     case = problem(*EDGES, device="cuda")
     q, k, v, dout = inputs(case)

@@ -27,6 +27,8 @@ def make_options(values):
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
     ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"), ({"kernel_delta": True}, "kernel_delta: needs ahead"),
+    ({"counted": True, "rotate": True}, "counted: not with ahead or rotate"),
+    ({"counted": True, "ahead": True}, "counted: not with ahead or rotate"),
 ])
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):

@@ -20,7 +20,9 @@ from kernels.simulator import Simulator
 
 MASKS = [Mask(), Mask.make(True), Mask.make(True, (50, 0)), Mask.make(False, (40, 30)), Mask.make(False, (300, None))]
 OPTIONS = [HopperBackwardOptions(), HopperBackwardOptions(direct_dq=False), HopperBackwardOptions(owned_blocks=0),
-           HopperBackwardOptions(owned_blocks=8), HopperBackwardOptions(deterministic=True)]
+           HopperBackwardOptions(owned_blocks=8), HopperBackwardOptions(deterministic=True),
+           HopperBackwardOptions(owned_blocks=2, counted=True), HopperBackwardOptions(direct_dq=False, counted=True),
+           HopperBackwardOptions(deterministic=True, counted=True)]
 LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=24)
 
 
@@ -47,11 +49,13 @@ def built(problem, options, order="zigzag", sms=5, block_m=64):
     return SimpleNamespace(known=known, tiles=tiles[:-1], bounds=ends, blocks=blocks[:used])
 
 
-def same_work(tiles):
+def same_work(tiles, counting=False):
     """Tiles without where their partial dQ goes, and without what no step is left to notice."""
     tiles = tiles.copy()
     tiles[:, bs.FIRST_FROM] = np.minimum(tiles[:, bs.FIRST_FROM], tiles[:, bs.STEPS])
-    tiles[:, [bs.ACC_BLOCK, bs.ACC_GROUP, *range(bs.AFTER_ITSELF + 1, bs.FIELDS)]] = 0
+    tiles[:, [bs.ACC_BLOCK, bs.ACC_GROUP, *range((bs.WANTED if counting else bs.AFTER_ITSELF) + 1, bs.FIELDS)]] = 0
+    if counting:  # a tile without steps has nothing to wait for or to cast
+        tiles[tiles[:, bs.STEPS] == 0, bs.STORES:bs.WANTED + 1] = 0
     return tiles
 
 
@@ -64,7 +68,8 @@ def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, orde
         return
     made = built(problem, options, order, block_m=block_m)
     wanted = bs.build(problem, options, order, made.known.programs, block_m)
-    np.testing.assert_array_equal(same_work(made.tiles), same_work(wanted.tiles))
+    counting = bs.counted(problem, options)
+    np.testing.assert_array_equal(same_work(made.tiles, counting), same_work(wanted.tiles, counting))
     np.testing.assert_array_equal(made.bounds[:len(wanted.bounds)], wanted.bounds)
     assert (made.bounds[len(wanted.bounds):] == wanted.bounds[-1]).all()  # more CTAs than items
     np.testing.assert_array_equal(made.blocks[:, :5], wanted.blocks[:, :5])

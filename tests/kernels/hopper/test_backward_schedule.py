@@ -24,6 +24,9 @@ MASKS = {
 OPTIONS = {
     "owned": HopperBackwardOptions(), "shared": HopperBackwardOptions(direct_dq=False),
     "direct": HopperBackwardOptions(owned_blocks=0), "deterministic": HopperBackwardOptions(deterministic=True),
+    "counted": HopperBackwardOptions(owned_blocks=2, counted=True),
+    "all counted": HopperBackwardOptions(direct_dq=False, counted=True),
+    "counted in order": HopperBackwardOptions(owned_blocks=1, counted=True, deterministic=True),
 }
 
 
@@ -82,7 +85,12 @@ def test_every_row_of_dq_has_one_writer(lengths, mask, options):
     group = problem.group_size
     written = np.zeros((problem.num_heads_q, len(made.blocks)), dtype=int)
     written += made.blocks[:, 4][None]  # zeroed beforehand
-    written += (made.blocks[:, 5] >= 0)[None]  # cast afterwards
+    if bs.counted(problem, OPTIONS[options]):
+        for record, g in itertools.product(made.tiles, range(group)):
+            block = record[bs.ROW_BLOCK] + record[bs.CAST_FROM]
+            written[record[bs.HEAD] * group + g, block:block + record[bs.CASTS]] += 1
+    else:
+        written += (made.blocks[:, 5] >= 0)[None]  # cast afterwards
     for program in range(len(made.bounds) - 1):
         holds = {}  # block of the accumulator -> (head, block of rows) whose partial it is
         for record in made.tiles[made.bounds[program]:made.bounds[program + 1]]:
@@ -107,6 +115,53 @@ def test_every_row_of_dq_has_one_writer(lengths, mask, options):
                 if made.acc_blocks:
                     assert at < made.acc_blocks or last
     assert (written == 1).all()
+
+
+@pytest.mark.parametrize(("lengths", "mask", "options", "order", "programs"), [
+    *itertools.product(["self", "cross"], ["full", "causal"], ["counted", "all counted"], ["none", "sorted", "zigzag"],
+                       [1, 2, 3, 7, 40]),
+    *itertools.product(["self", "cross"], ["full"], ["counted in order"], ["none", "zigzag"], [1, 3, 7])])
+def test_counted_tiles_never_wait_in_a_circle(lengths, mask, options, order, programs):
+    """One CTA goes on for as long as it can, then another: a block is stored once, before others add; all come in."""
+    problem = make(lengths, mask, heads_q=4, heads_kv=2)
+    made = bs.build(problem, OPTIONS[options], order, programs, 64)
+    counters, adds = {}, {}
+
+    def steps(record):
+        for g, i in itertools.product(range(problem.group_size), range(record[bs.STEPS])):
+            key = (record[bs.HEAD] * problem.group_size + g, record[bs.ROW_BLOCK] + record[bs.BLOCK] + i)
+            if record[bs.TOUCHED]:
+                while i >= record[bs.STORES] and counters.get(key, 0) < record[bs.WANTED]:
+                    yield False
+                assert (i < record[bs.STORES]) == (key not in counters)
+                if OPTIONS[options].deterministic:
+                    adds.setdefault(key, []).append(record[bs.K_ROW])
+                counters[key] = counters.get(key, 0) + 1
+            yield True
+
+    rounds = [itertools.chain.from_iterable(map(steps, made.tiles[a:b])) for a, b in itertools.pairwise(made.bounds)]
+    while rounds:
+        for cta in list(rounds):
+            went = next(cta, None)
+            if went is None:
+                rounds.remove(cta)
+            if went is not False:
+                break
+        else:
+            pytest.fail("everybody waits")
+    touched = {}
+    for record, g in itertools.product(made.tiles, range(problem.group_size)):
+        for m in range(record[bs.CAST_FROM], record[bs.CAST_FROM] + record[bs.CASTS]):
+            touched[record[bs.HEAD] * problem.group_size + g, record[bs.ROW_BLOCK] + m] = record[bs.TOUCHED]
+    assert touched == counters
+    assert touched
+    assert all(order == sorted(order, reverse=True) for order in adds.values())
+
+
+def test_counted_is_left_out_where_it_has_no_meaning():
+    for mask, options in (("window", "counted"), ("causal", "counted in order"), ("long", "all counted")):
+        made = bs.build(make("self", mask), OPTIONS[options], "zigzag", 3, 64)
+        assert not made.tiles[:, bs.STORES:].any()
 
 
 @pytest.mark.parametrize(("mask", "heads_kv"), [("full", 2), ("causal", 2), ("full", 4), ("window", 1)])

@@ -4,14 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton.language as tl
 from backward_cases import CROSS, SELF, check_gradients, problem, simulate_backward, tensors
+from triton import jit
 
-from kernels.hopper import backward
+from kernels.hopper import backward, backward_counted, backward_kernel
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.mask import Mask
 from kernels.reference import attention_reference, attention_reference_backward
+from kernels.simulator import SimulationError
 
+COUNTED = Options(counted=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 AHEAD = Options(ahead=True)
 
@@ -64,6 +68,16 @@ CASES = {
     "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
                                Options(owned_blocks=0)),
     "fp16": (lambda: problem(*CROSS, dtype=torch.float16), Options()),
+    "counted": (lambda: problem(*CROSS), COUNTED),
+    "counted, L2 told": (lambda: problem([65, 200], [65, 400]), replace(COUNTED, l2_hints=True)),
+    "all counted": (lambda: problem(SELF, SELF), replace(COUNTED, direct_dq=False)),
+    "counted, some owned": (lambda: problem([130, 65], [400, 200]), replace(COUNTED, owned_blocks=2)),
+    "counted, all once": (lambda: problem(*CROSS), replace(COUNTED, **ONCE)),
+    "counted, K and V twice": (lambda: problem(*CROSS), replace(SHORT_GAP, counted=True, owned_blocks=1)),
+    "counted, causal": (lambda: problem([300, 65, 100], [300, 200, 70], mask=Mask.make(True)), COUNTED),
+    "counted, heads in groups": (lambda: problem([65], [257], 4, 2), COUNTED),
+    "counted, D = 64": (lambda: problem(SELF, SELF, dim=64), replace(COUNTED, kv_stages=2, **ONCE)),
+    "counted, in order": (lambda: problem([130], [400]), replace(COUNTED, deterministic=True)),
     "negative scale": (lambda: problem(*CROSS, scale=-0.1, mask=Mask.make(True)), Options()),
 }
 
@@ -88,18 +102,19 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     assert attention_reference(case, q, k, v)[1][:, 1:].min() < -88
     check(case, q, k, v, dout, Options())
     check(case, q, k, v, dout, Options(owned_blocks=0))
+    check(case, q, k, v, dout, COUNTED)
     check(case, q, k, v, dout, AHEAD)
 
 
-@pytest.mark.parametrize("owned_blocks", [0, 4])
-def test_a_sequence_of_nan_stays_among_itself(owned_blocks):
+@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED])
+def test_a_sequence_of_nan_stays_among_itself(options):
     case = problem(SELF, SELF)
     q, k, v, dout = tensors(case)
     clean = attention_reference_backward(case, q, k, v, dout)
     rows = slice(*case.layout_q.offsets[2:4])
     for tensor, value in ((q, "nan"), (k, "nan"), (v, "inf"), (dout, "nan")):
         tensor[rows] = float(value)
-    grads = simulate(case, q, k, v, dout, Options(owned_blocks=owned_blocks))
+    grads = simulate(case, q, k, v, dout, options)
     others = torch.ones(case.layout_q.total, dtype=torch.bool)
     others[rows] = False
     for grad, exact in zip(grads, clean, strict=True):
@@ -116,9 +131,39 @@ def test_nan_in_keys_shows_in_every_gradient(options):
         assert not grad[100:].isnan().any()
 
 
-def test_deterministic_does_not_depend_on_the_schedule():
-    case = problem([300, 520], [300, 520])
+@pytest.mark.parametrize(("lengths", "options"), [([300, 520], Options(deterministic=True)),
+                                                  ([70, 390], replace(COUNTED, deterministic=True))])
+def test_deterministic_does_not_depend_on_the_schedule(lengths, options):
+    case = problem(lengths, lengths)
     inputs = tensors(case)
-    first = simulate(case, *inputs, Options(deterministic=True), mode="eager")
-    second = simulate(case, *inputs, Options(deterministic=True), mode="random", seed=3)
+    first = simulate(case, *inputs, options, mode="eager")
+    second = simulate(case, *inputs, options, mode="random", seed=3)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random"])
+@pytest.mark.parametrize(("order", "sms"), [("zigzag", 2), ("none", 3), ("sorted", 8)])
+def test_counted_in_other_schedules(order, sms, mode):
+    case = problem([130, 65], [257, 130])
+    check(case, *tensors(case), COUNTED, schedule=order, sms=sms, mode=mode, seed=sms)
+
+
+@jit
+def _no_wait(counter, wanted):
+    return counter
+
+
+@jit
+def _no_completion(counter):
+    tl.atomic_add(counter, 1)
+
+
+@pytest.mark.parametrize(("part", "broken"), [("await_adds", _no_wait), ("await_all_adds", _no_wait),
+                                              ("count_add", _no_completion)])
+def test_a_counter_that_is_not_waited_for_is_a_race(part, broken, monkeypatch):
+    for module in (backward_counted, backward_kernel):
+        if hasattr(module, part):
+            monkeypatch.setattr(module, part, broken)
+    case = problem([130], [300])
+    with pytest.raises(SimulationError, match=r"global memory acc|unwaited at exit"):
+        simulate(case, *tensors(case), COUNTED, sms=4)

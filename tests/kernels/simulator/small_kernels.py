@@ -277,3 +277,31 @@ def not_simulated(x, TLX: tl.constexpr):
         tlx.local_gather(x, x, 0)
     else:
         tl.sort(x)
+
+
+@triton.jit
+def relay(desc, flag, last, FAULT: tl.constexpr):
+    """The second CTA stores ones by TMA, the first adds ones to them, in turn by a flag in global memory."""
+    tile = tlx.local_alloc((64, 32), tl.float32, 1)
+    pid = tl.program_id(0)
+    tlx.local_store(tile[0], tl.full((64, 32), 1.0, tl.float32))
+    tlx.fence("async_shared")
+    if pid == last:
+        tlx.async_descriptor_store(desc, tile[0], [0, 0])
+        if FAULT == "only read":
+            tlx.async_descriptor_store_wait(0)
+        else:
+            tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; // $0", "=r,r", [pid], tl.int32, False, 1)
+        if FAULT != "no count":
+            tl.inline_asm_elementwise("@%p red.release.gpu.global.add.s32 [$1], 1; mov.u32 $0, 0;", "=r,l", [flag],
+                                      tl.int32, False, 1)
+    else:
+        if FAULT != "no wait":
+            tl.inline_asm_elementwise("""
+            _again:
+            ld.relaxed.gpu.global.s32 $0, [$1];
+            setp.lt.s32 %p, $0, $2;
+            @%p bra _again;
+            ld.acquire.gpu.global.s32 $0, [$1];""", "=r,l,r", [flag, 1], tl.int32, False, 1)
+        tlx.async_descriptor_store(desc, tile[0], [0, 0], store_reduce="add")
+        tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; // $0", "=r,r", [pid], tl.int32, False, 1)

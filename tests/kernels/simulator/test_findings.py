@@ -121,3 +121,24 @@ def test_unwritten_memory_and_capacity():
         small_kernels.uninitialised[(1,)](torch.zeros(1))
     with pytest.raises(SimulationError, match="262144 B of shared memory > 232448"), Simulator():
         small_kernels.too_much_smem[(1,)](torch.zeros(1))
+
+
+@pytest.mark.parametrize(("fault", "found"), [("none", None), ("no wait", "race"), ("only read", "race"),
+                                              ("no count", "deadlock"), ("not all resident", "deadlock")])
+@pytest.mark.parametrize("mode", ["eager", "lazy", "random"])
+def test_a_flag_in_global_memory_orders_what_it_is_waited_for(fault, found, mode):
+    flag, total = torch.zeros(4, dtype=torch.int32), torch.zeros(64, 32)
+
+    def go():
+        with Simulator(2, mode) as simulator:
+            desc = TensorDescriptor(total, [64, 32], [32, 1], [64, 32])
+            small_kernels.relay[(2,)](desc, flag, 1, FAULT=fault, launch_cooperative_grid=fault != "not all resident")
+        return simulator
+
+    if found:
+        with pytest.raises(SimulationError) as caught:
+            go()
+        assert caught.value.check == found, str(caught.value)
+    else:
+        assert not go().findings.counts
+        assert (total == 2).all()
