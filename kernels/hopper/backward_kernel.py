@@ -270,7 +270,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     if COUNTED:
                         counted = tl.load(record + 21) > 0
                         storing, wanted = tl.load(record + 18), tl.load(record + 22)
-                        counter0 = counters + head * GROUP * num_blocks + tl.load(record + 14) + m_first
+                        counter0 = head * GROUP * num_blocks + tl.load(record + 14) + m_first
+                        stored = -1  # the last step's counter
                     if AHEAD:
                         row = (acc_block + m_first) * BLOCK_M
                         _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
@@ -294,10 +295,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES,
                                             AGAIN, 0)
                             if COUNTED:
-                                counter = counter0 + g * num_blocks + i
+                                if stored >= 0:
+                                    count_add(counters + stored)
+                                stored = tl.where(counted, counter0 + g * num_blocks + i, -1)
                                 first |= i < storing
                                 if counted & (first == 0):
-                                    await_adds(counter, wanted)
+                                    await_adds(counters + stored, wanted)
                             for c in tl.static_range(2):
                                 slot = n_use % STAGES * 2 + c
                                 tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
@@ -310,12 +313,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 else:
                                     tlx.async_descriptor_store(desc_acc, staging[slot], [row + c * ROW, c * COLUMN],
                                                                eviction_policy=AGAIN, store_reduce="add")
-                            if COUNTED:  # noqa: SIM102 (one is known to the compiler)
-                                if counted:
-                                    count_add(counter)
                             n_use += 1
                     if not AHEAD:
                         _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
+                    if COUNTED:  # noqa: SIM102 (one is known to the compiler)
+                        if stored >= 0:
+                            count_add(counters + stored)
                     k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
                     for c in tl.static_range(2):
                         slot = n_use % STAGES * 2 + c
