@@ -6,8 +6,11 @@ the end their files are merged into those of one run.
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -137,7 +140,7 @@ def _work_off(todo: Sequence[ClusterJob], executor: Any, cluster: ClusterOptions
     """
     left = list(todo)
     for attempt in range(cluster.retries + 1):
-        with executor.batch():
+        with _stderr_into(Path(executor.folder) / "launcher.log"), executor.batch():
             jobs = [executor.submit(job) for job in left]
         listener.note(f"{len(jobs)} jobs submitted to {cluster.launcher}" + (", again" if attempt else ""))
         failed = []
@@ -156,6 +159,25 @@ def _work_off(todo: Sequence[ClusterJob], executor: Any, cluster: ClusterOptions
         if not left:
             return False
     return True
+
+
+@contextmanager
+def _stderr_into(log: Path) -> Iterator[None]:
+    """What processes that are started meanwhile write to standard error goes to ``log``.
+
+    submitit's local launcher starts one beside each job, whose last words after Ctrl-C are a traceback.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    own = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)
+        os.close(own)
 
 
 def _files(work: ClusterJob, name: str) -> RunFiles:

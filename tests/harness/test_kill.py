@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,27 @@ def test_killed_at_random_moments_it_ends_as_an_undisturbed_run_does(tmp_path: P
             if value != by_key[record.key][name]} == set()
     samples = load_samples(csv.with_suffix(".samples.csv"))
     assert len(samples) == sum(record.n_samples or 0 for record in records)
+
+
+def test_ctrl_c_of_a_launcher_is_a_line_without_a_traceback(tmp_path: Path) -> None:
+    slow = {"case0": "hang", "case1": "hang"}  # its jobs never end by themselves
+    config = tmp_path / "tiny.yaml"
+    fake = {"backend": "fake_backends:FakeBackend", "name": "one", "options": {"faults": slow}}
+    config.write_text(tiny_config([fake], list(slow)).model_dump_json(exclude_none=True))
+    paths, out = os.pathsep.join([str(ROOT), str(Path(__file__).parent)]), tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "run", str(config), "--out", str(out), "--device", "cpu", "--launcher",
+         "local", "--jobs", "2"], env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while process.poll() is None and len(list(out.glob("jobs/*/tiny.run.json"))) < 2:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the launcher, submitit's processes and the jobs
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "Traceback" not in output + errors
+    assert errors.startswith("interrupted")
+    assert errors.count("\n") == 1
 
 
 def test_a_file_cut_at_any_byte_keeps_what_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
