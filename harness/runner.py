@@ -279,7 +279,8 @@ def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Ca
 def choose_backends(config: BenchConfig, wanted: Sequence[str] | None) -> list[BackendConfig]:
     """Backends by their names in the config, in its order.
 
-    Raises `UserError` for an unknown name, and for a key or option that the registry doesn't know.
+    Raises `UserError` for an unknown name, for a key or option that the registry doesn't know, and for a backend under
+    the name of another: rows are known by their names, and speed-ups are over the one that is called `RIVAL`.
     """
     names = [backend.name for backend in config.backends]
     for name in wanted or ():
@@ -287,9 +288,12 @@ def choose_backends(config: BenchConfig, wanted: Sequence[str] | None) -> list[B
             raise UserError(f"backend: the config has no backend {name!r}; allowed: {', '.join(names)}")
     chosen = [backend for backend in config.backends if wanted is None or backend.name in wanted]
     for backend in chosen:
+        where = ("backends", config.backends.index(backend))
         try:
-            registry.create(backend.backend, backend.options)
+            made = registry.create(backend.backend, backend.options)
         except UserError as error:
-            where = ("backends", config.backends.index(backend))
             raise config.error(where, str(error).removeprefix("backend: ")) from None
+        if backend.name in registry.BACKENDS and made.name != backend.name:
+            raise config.error((*where, "name"), f"got {backend.name!r}, which is another backend than "
+                               f"{backend.backend!r}", "a name that is no backend's")
     return chosen

@@ -33,6 +33,8 @@ def run_two_configs(configs: tuple[BenchConfig, BenchConfig], out: Path, device:
     Raises `Refused` if they time differently (``force`` takes the first's way) or have no case, direction or scope in
     common, and `UserError` as `harness.runner.run` does.
     """
+    for config in configs:
+        runner.choose_backends(config, None)  # under their own names
     merged, cases = merge(configs, force)
     result = runner.run(merged, runner.RunOptions(out_dir=out, cases=tuple(cases), device=device), listener)
     if result.interrupted:

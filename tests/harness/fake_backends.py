@@ -117,6 +117,18 @@ class FakeBackend(Backend):
         return FakeOperation(inputs, self.fault(inputs.case))
 
 
+class FakeOurs(FakeBackend):
+    """Stands in for ours, under its name."""
+
+    name = "jfa"
+
+
+class FakeRival(FakeBackend):
+    """Stands in for the rival, under its name."""
+
+    name = "fa4"
+
+
 class UntimedBackend(FakeBackend):
     name = "untimed"
     timed_on = ("cuda",)

@@ -28,10 +28,11 @@ from harness.runner import (
 
 FAULTS = {"good": "", "wrong": "wrong", "hang": "hang", "exit": "exit", "oom": "oom", "declined": "declined"}
 FAKE = {"backend": "fake_backends:FakeBackend"}
+RIVAL = {"backend": "fake_backends:FakeRival", "name": "fa4"}
 
 
 def faults_config() -> BenchConfig:
-    backends = [{**FAKE, "name": "fa4"}, {**FAKE, "name": "faulty", "options": {"faults": FAULTS}},
+    backends = [RIVAL, {**FAKE, "name": "faulty", "options": {"faults": FAULTS}},
                 {**FAKE, "name": "missing", "options": {"missing": True}}]
     return tiny_config(backends, list(FAULTS), timeout_s=6.0)
 
@@ -241,9 +242,24 @@ def test_unknown_backends_and_options_stop_before_anything_is_started(tmp_path: 
         run(tiny_config(["padded"], ["one"]), RunOptions(resume=True, device="cpu"))
 
 
+@pytest.mark.parametrize(("backend", "name"), [("padded", "fa4"), ("fake_backends:FakeBackend", "fa4"),
+                                               ("jfa_triton", "jfa")])
+def test_no_backend_goes_under_the_name_of_another(backend: str, name: str) -> None:
+    config = tiny_config(["sdpa_loop", {"backend": backend, "name": name}], ["one"])
+    with pytest.raises(UserError, match=rf"backends\[1\]\.name: got '{name}', which is another backend than "
+                                        rf"'{backend}'; allowed: a name that is no backend's"):
+        choose_backends(config, None)
+    assert [each.name for each in choose_backends(config, ["sdpa_loop"])] == ["sdpa_loop"]
+
+
+def test_a_backend_that_says_it_is_the_rival_may_have_its_name() -> None:
+    config = tiny_config([RIVAL, {"backend": "fa4", "name": "theirs"}], ["one"])
+    assert [each.name for each in choose_backends(config, None)] == ["fa4", "theirs"]
+
+
 def test_devices_share_the_cases_and_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    config = tiny_config([FAKE, {**FAKE, "name": "fa4"}], [f"case{index}" for index in range(6)])
+    config = tiny_config([FAKE, RIVAL], [f"case{index}" for index in range(6)])
     log = Log()
     result = run(config, RunOptions(out_dir=tmp_path / "two", device="cpu,cpu"), log)
     expected = [(f"case{index}", backend, direction, scope) for index in range(6) for backend in ("FakeBackend", "fa4")

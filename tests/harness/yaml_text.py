@@ -5,8 +5,8 @@ from pathlib import Path
 TEXT = """\
 name: {name}
 backends:
-  - {{backend: "fake_backends:FakeBackend", name: jfa}}
-  - {{backend: "fake_backends:FakeBackend", name: fa4}}
+  - {{backend: "fake_backends:FakeOurs", name: jfa}}
+  - {{backend: "fake_backends:FakeRival", name: fa4}}
 scopes: [kernel]
 timing: {{warmup: 1, min_samples: 30, max_samples: 30, max_seconds: 0.1}}
 cases:
