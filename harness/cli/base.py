@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from harness.plots import Plot
 
+UsageError: Any = typer.BadParameter.__base__  # Click's, of the package or of the copy within Typer
 LOG_WIDTH = 160  # columns where the output is no terminal
 INTERRUPTED = 130
 
@@ -31,17 +33,36 @@ def examples(*commands: str) -> str:
 
 
 class _Group(TyperGroup):
-    """Turns a `UserError` of any subcommand into its one line and exit status 2."""
+    """Turns a `UserError` of any subcommand, and what is wrong with the words, into one line and exit status 2."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _one_line():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except UserError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(2) from None
+            with _one_line():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        said = str(error)
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # prints the help
+            raise
+        command = error.ctx.command_path if error.ctx else "harness"
+        said = f"{error.format_message().removesuffix('.')}; see {command} --help"
+    else:
+        return
+    typer.echo(f"error: {' '.join(said.split())}", err=True)
+    raise typer.Exit(2)
 
 
 app = typer.Typer(

@@ -230,14 +230,15 @@ def baseline_update_command(
 ) -> None:
     """Make a run the baseline of its GPU, with a note of why, and add it to the history."""
     from harness.regression.baseline import default_baseline, manifest_path, update
-    from harness.regression.history import append_history, default_history, history_rows
+    from harness.regression.history import append_history, default_history, demand_history, history_rows
     from harness.regression.runs import load_run
 
     with refusals():
         run = load_run(records_path(csv))
         path = baseline or default_baseline(run.gpu, run.csv.stem)
-        update(run, path, note)
         kept = history or default_history(run)
+        demand_history(kept)  # before anything is written
+        update(run, path, note)
         append_history(kept, history_rows(run, note.strip()))
         typer.echo(f"baseline: {path} ({manifest_path(path).name} says why)\nhistory: {kept}")
 
@@ -256,14 +257,15 @@ def history_command(
     column: Annotated[HistoryColumn, typer.Option("--column", help="What to draw.")] = HistoryColumn.tflops,
 ) -> None:
     """Plot each row's TFLOP/s by commit, with the change points marked and listed."""
-    from harness.regression.history import append_history, draw_history, history_rows, read_history
+    from harness.regression.history import append_history, demand_picture, draw_history, history_rows, read_history
     from harness.regression.runs import load_run
 
+    target = out or csv.with_suffix(".png")
+    demand_picture(target)
     with refusals():
         if add and not append_history(csv, history_rows(load_run(records_path(add)))):
             typer.echo("the history has this run already")
-        target = out or csv.with_suffix(".png")
         points = draw_history(read_history(csv), target, column.value)
         for line in points:
             typer.echo(f"change point: {line}")
-        typer.echo(f"plot: {target.with_suffix('.png')}; {len(points)} change points")
+        typer.echo(f"plot: {target}; {len(points)} change points")

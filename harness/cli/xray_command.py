@@ -56,6 +56,9 @@ def xray_command(
 
     backends = [name.strip() for name in backend.split(",")]
     if lines:
+        given = {"--write": write, "--check": baseline, "--options": options, "--config": config, "--quick": quick}
+        if unused := next((flag for flag, value in given.items() if value), None):
+            raise UserError(f"{unused}: is for compiled kernels; --lines compiles nothing")
         _show_lines(arch.value, {name: source_lines(arch.value, name) for name in backends}, form)
         return
     if baseline is not None:

@@ -99,6 +99,23 @@ def append_history(path: Path, rows: Sequence[HistoryRow]) -> bool:
     return True
 
 
+def demand_history(path: Path) -> None:
+    """Raises what `append_history` would, as far as can be known before: `UserError`, `Refused`."""
+    if path.exists():
+        read_history(path)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{path}: can't be written: {folder} is {'read-only' if folder.is_dir() else 'no directory'}")
+
+
+def demand_picture(out: Path) -> None:
+    """Raises `UserError` for what is no name of a PNG file."""
+    if out.is_dir():
+        raise UserError(f"--out: {out} is a directory; name a PNG file, such as {out / 'history.png'}")
+    if out.suffix != ".png":
+        raise UserError(f"--out: got {out}; allowed: a name that ends in .png (an SVG is written beside it)")
+
+
 def read_history(path: Path) -> list[HistoryRow]:
     """All lines, in order. Raises `UserError` without the file, `Refused` for another schema or a corrupt one."""
     if path.is_dir():
@@ -121,7 +138,7 @@ def read_history(path: Path) -> list[HistoryRow]:
 
 
 def draw_history(rows: Sequence[HistoryRow], out: Path, column: str = "tflops") -> list[str]:
-    """Draw ``column`` over the runs, a panel for each case and direction of kernel scope, as PNG and SVG by suffix.
+    """Draw ``column`` over the runs, a panel for each case and direction of kernel scope, as PNG ``out`` and as SVG.
 
     A change point is a dashed line. Returns a line of text for each. Raises `UserError` without any row.
     """

@@ -116,3 +116,36 @@ def test_each_command_says_so_in_one_line(runs, command):
     assert result.exit_code == 2
     assert result.stderr.startswith("error: results: is a directory; ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("words", "wanted"), [
+    ("run", "Missing argument 'CONFIG'; see harness run --help"),
+    ("run --jobz 3", "No such option: --jobz (Possible options: --jobs); see harness run --help"),
+    ("--bogus", "No such option: --bogus; see harness --help"), ("rnu", "see harness --help"),
+    ("simulate --schedules 0", "see harness simulate --help"), ("baseline updat", "see harness baseline --help"),
+    ("doctor now", "see harness doctor --help"), ("xray --arch sm_80", "see harness xray --help")])
+def test_a_mistake_in_the_words_is_one_line(words, wanted):
+    result = CliRunner().invoke(app, words.split(), prog_name="harness")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.endswith(f"{wanted}\n")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("words", [[], ["baseline"]])
+def test_no_words_at_all_show_the_help(words):
+    result = CliRunner().invoke(app, words, prog_name="harness")
+    assert result.exit_code == 2
+    assert "Commands:" in result.output
+    assert "error:" not in result.output
+
+
+@pytest.mark.parametrize("more", [["--write", "x.csv"], ["--check", "x.csv"], ["--quick"], ["--config", "solo64"],
+                                  ["--options", "fwd: {block_n: 64}"]])
+def test_lines_of_source_go_with_nothing_that_is_for_compiled_kernels(tmp_path, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["xray", "--lines", *more], prog_name="harness")
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {more[0]}: is for compiled kernels; --lines compiles nothing\n"
+    assert list(tmp_path.iterdir()) == []

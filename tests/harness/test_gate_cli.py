@@ -296,3 +296,45 @@ def test_a_history_of_another_schema_is_refused(tmp_path):
     assert "its columns differ" in refused("history", tmp_path / "h.csv")
     assert "no such file" in harness("history", tmp_path / "none.csv", code=2)
     assert "is a directory" in harness("history", tmp_path, code=2)
+
+
+@pytest.mark.parametrize("arguments", [["gate"], ["noise"], ["baseline", "update", "--note", "x"],
+                                       ["compare", "README.md"], ["history", "h.csv", "--add"]])
+def test_a_file_that_is_no_run_is_called_that(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").write_text('# A "page", not a run\n')
+    (tmp_path / "text.csv").write_text('a page, "too"\n')
+    said = harness(*[each.replace("README.md", "text.csv") for each in arguments],
+                   "text.csv" if arguments[0] == "compare" else "README.md", code=2)
+    name = "text.csv" if arguments[0] == "compare" else "README.md"
+    assert said == f"error: {name}: is not the records CSV of a run: its first line has no column schema_version\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "text.csv"]
+
+
+@pytest.mark.parametrize(("spoil", "code", "wanted"), [
+    (lambda history: history.write_text("a,b\n"), 1, "its columns differ"),
+    (lambda history: history.mkdir(), 2, "is a directory; a history is a CSV file"),
+    (lambda history: history.parent.joinpath("file").touch(), 2, "no directory")])
+def test_a_bad_history_stops_a_baseline_before_anything_is_written(site, tmp_path, spoil, code, wanted):
+    history = tmp_path / "h.csv"
+    spoil(history)
+    if (tmp_path / "file").exists():
+        history = tmp_path / "file" / "h.csv"
+    before = sorted(tmp_path.rglob("*"))
+    said = harness("baseline", "update", site / "aa-1" / "gate.csv", "--note", "x", "--baseline",
+                   tmp_path / "b" / "gate.csv", "--history", history, code=code)
+    assert wanted in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("out", "wanted"), [
+    ("plots", "--out: {0}/plots is a directory; name a PNG file, such as {0}/plots/history.png"),
+    ("plots/h.pdf", "--out: got {0}/plots/h.pdf; allowed: a name that ends in .png")])
+def test_the_picture_of_a_history_is_a_png_file(site, tmp_path, out, wanted):
+    (tmp_path / "plots").mkdir()
+    history = tmp_path / "h.csv"
+    history.write_bytes((site / "h.csv").read_bytes())
+    said = harness("history", history, "--add", site / "aa-1" / "gate.csv", "--out", tmp_path / out, code=2)
+    assert said.startswith(f"error: {wanted.format(tmp_path)}")
+    assert history.read_bytes() == (site / "h.csv").read_bytes()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["h.csv", "plots"]
