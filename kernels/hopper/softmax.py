@@ -40,3 +40,15 @@ def next_softmax(s, m, norm, scale, MAY_BE_EMPTY: tl.constexpr):
     p = tl.math.exp2(s * scale - origin[:, None])
     alpha = tl.math.exp2(m - origin)
     return p, m_new, norm * alpha + tl.sum(p, 1), alpha
+
+
+@triton.jit
+def log2(x):
+    """log2 by the special function unit: of 0 it is -inf, and 2^-22 off at most elsewhere."""
+    return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x by the special function unit, an ulp off at most."""
+    return tl.inline_asm_elementwise("rcp.approx.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)

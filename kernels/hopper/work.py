@@ -38,6 +38,8 @@ class Config(NamedTuple):
     ZIGZAG: tl.constexpr
     DYNAMIC: tl.constexpr
     BOTH_ENDS: tl.constexpr
+    STALE: tl.constexpr
+    EMULATED: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     DTYPE: tl.constexpr

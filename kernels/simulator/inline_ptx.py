@@ -11,6 +11,7 @@ import torch
 from kernels.simulator.context import machine, this_task
 from kernels.simulator.errors import SimulationError
 from kernels.simulator.global_memory import Pointer
+from kernels.simulator.inline_blocks import block_of
 
 
 def _fma(a: Any, b: Any, c: Any) -> Any:
@@ -59,6 +60,9 @@ def _synchronise(line: str, args: list[Any]) -> Any:
 
 def run_inline_ptx(asm: str, args: list[Any]) -> Any:
     """The result of ``tl.inline_asm_elementwise``. Raises ``unsupported`` for PTX that has no equivalent here."""
+    if block := block_of(asm):
+        this_task().note(block[0])
+        return block[1](args)
     lines = [re.sub(r"^@!?%\w+ ", "", line.strip()) for line in re.split(r"[;{}\n]", asm)]
     code = [line for line in lines if re.match(r"[a-z]", line) and not line.startswith("mov")]
     if any(line.startswith("ld.acquire") for line in code):  # then relaxed looks before it change nothing

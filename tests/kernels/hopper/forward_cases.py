@@ -43,6 +43,13 @@ SWITCHED = {
     "trio64, barriers of a group": replace(VARIANTS["trio64"], warp_barriers=False),
     "trio64, together": replace(VARIANTS["trio64"], apart=False),
     "solo64, from both ends": replace(VARIANTS["solo64"], both_ends=True),
+    "solo64, older maximum": replace(VARIANTS["solo64"], stale_max=True),
+    "solo64, older maximum, all masked": replace(VARIANTS["solo64"], stale_max=True, peel_masks=False),
+    "pair128, older maximum": replace(VARIANTS["pair128"], stale_max=True),
+    "trio64, older maximum": replace(VARIANTS["trio64"], stale_max=True),
+    "tri64, older maximum": replace(VARIANTS["tri64"], stale_max=True),
+    "tri64c, older maximum": replace(VARIANTS["tri64c"], stale_max=True),
+    "tri64c, older maximum, exp2 emulated": replace(VARIANTS["tri64c"], stale_max=True, emulated_exp2=4),
     "solo64, from both ends, dynamic": replace(VARIANTS["solo64"], both_ends=True, schedule="dynamic"),
 }
 ALL = {**SHIPPED, **SWITCHED}

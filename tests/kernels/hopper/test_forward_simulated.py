@@ -39,7 +39,8 @@ def test_masks(name, mask):
 
 @pytest.mark.parametrize("name", ["pair128, dynamic, head after head", "trio64, unsorted, head after head",
                                   "solo64, dynamic", "solo64, all masked", "trio64, dynamic", "duo64, apart",
-                                  "solo64, from both ends, dynamic"])
+                                  "solo64, from both ends, dynamic", "solo64, older maximum",
+                                  "pair128, older maximum"])
 @pytest.mark.parametrize("mask", ["causal", "window"])
 def test_masks_and_switches(name, mask):
     case = problem(*SMALL, heads_q=4, heads_kv=2, dim=64, mask=MASKS[mask])
@@ -71,3 +72,15 @@ def test_fp16_and_a_large_scale():
     case = problem(*SMALL, dim=64, dtype=torch.float16)
     q, k, v = tensors(case)
     check(case, q * 8, k, v, *simulate(case, q * 8, k, v, SHIPPED["solo64"]))
+
+
+@pytest.mark.parametrize("name", ["solo64, older maximum", "pair128, older maximum", "trio64, older maximum",
+                                  "tri64c, older maximum, exp2 emulated"])
+@pytest.mark.parametrize("mask", ["full", "window"])
+def test_a_maximum_that_keeps_growing_is_taken_after_all(name, mask):
+    """The kernels walk from the last key to the first; here scores grow by some 300 (in log2) on the way."""
+    case = problem(*SMALL, dim=64, mask=MASKS[mask])
+    q, k, v = tensors(case)
+    rising = torch.linspace(1, 0, case.layout_k.total)[:, None, None]
+    q, k = (q.abs() * 0.5 + 1).to(q.dtype), (k * 0.3 + rising * 40).to(k.dtype)
+    check(case, q, k, v, *simulate(case, q, k, v, ALL[name]))
