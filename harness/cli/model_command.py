@@ -125,6 +125,7 @@ def _model(config: Path, machine: str, impl: str | None, case: Sequence[str] | N
         if not rows:
             raise
         interrupted = True
+        typer.echo(f"interrupted; {len(rows)} of {len(tasks)} rows were modelled, and are kept", err=True)
     if trace is not None:
         write_trace(trace, rows)
         typer.echo(f"trace, modelled: {trace}; open it at ui.perfetto.dev")

@@ -269,3 +269,15 @@ def test_a_trace_is_written_beside(config, tmp_path):
              if event["name"] == "process_name"]
     assert names[:3] == ["long fwd jfa, sm0, modelled for h200", "long fwd jfa, sm1, modelled for h200",
                          "long bwd jfa, sm0, modelled for h200"]
+
+
+def test_ctrl_c_keeps_what_is_modelled(config, tmp_path, monkeypatch):
+    def interrupted(*arguments, **options):
+        if arguments[2] == "bwd":
+            raise KeyboardInterrupt
+        return fake_engine.predict(*arguments, **options)
+
+    monkeypatch.setattr("harness.model.predict", interrupted)
+    said = harness("model", config, "--out", tmp_path / "o", "--no-plots", code=130)
+    assert said == "interrupted; 1 of 10 rows were modelled, and are kept\n"
+    assert [row.direction for row in load_modelled(tmp_path / "o" / "tiny.modelled.csv")] == ["fwd"]
