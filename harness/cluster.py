@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -168,14 +167,16 @@ def _stderr_into(log: Path) -> Iterator[None]:
     submitit's local launcher starts one beside each job, whose last words after Ctrl-C are a traceback.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    own = os.dup(2)
+    try:
+        own = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
     try:
         with log.open("ab") as file:
             os.dup2(file.fileno(), 2)
         yield
     finally:
-        sys.stderr.flush()
         os.dup2(own, 2)
         os.close(own)
 
