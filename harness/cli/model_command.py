@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.model_check import Matched
     from harness.model_records import ModelledRecord
 
+MACHINE = "h200"
 TRACED = 8  # rows in a trace at most
 
 
@@ -29,8 +30,8 @@ TRACED = 8  # rows in a trace at most
 def model_command(
     source: Annotated[Path, typer.Argument(
         metavar="CONFIG|CSV", help="A config to model, or what an earlier `harness model` wrote.")],
-    machine: Annotated[str, typer.Option(
-        "--machine", metavar="NAME", help="h200, b200 or a YAML file that describes a GPU.")] = "h200",
+    machine: Annotated[str | None, typer.Option(
+        "--machine", metavar="NAME", help="h200 (default), b200 or a YAML file that describes a GPU.")] = None,
     impl: Annotated[str | None, typer.Option(
         "--impl", metavar="NAME", help="hopper or blackwell; default the machine's.")] = None,
     case: Annotated[list[str] | None, typer.Option(
@@ -44,7 +45,8 @@ def model_command(
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Directory to write; default results/runs/<config>-modelled-<machine>-<UTC "
         "stamp>, or where CSV lies.")] = None,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Processes that share the rows.")] = 1,
+    jobs: Annotated[int | None, typer.Option(
+        "--jobs", metavar="N", min=1, help="Processes that share the rows; default 1.")] = None,
     no_plots: Annotated[bool, typer.Option("--no-plots", help="Write no plots.")] = False,
 ) -> None:
     """Predict a config's times on a machine with the simulator's timing model: modelled, none of them measured.
@@ -63,12 +65,14 @@ def model_command(
         if not is_modelled(path):
             raise UserError(f"{path}: holds no modelled figures; allowed: a config, or a <config>{SUFFIX} that harness "
                             "model wrote; measured records go to --against")
-        given = {"--case": case, "--backend": backend, "--trace": trace, "--impl": impl}
+        given = {"--machine": machine, "--impl": impl, "--case": case, "--backend": backend, "--trace": trace,
+                 "--jobs": jobs}
         if unused := next((flag for flag, value in given.items() if value), None):
             raise UserError(f"{unused}: is for a config; {path} is modelled already")
         directory, records, interrupted = out or path.parent, load_modelled(path), False
     else:
-        path, records, interrupted = _model(config_path(source), machine, impl, case, backend, trace, out, jobs)
+        path, records, interrupted = _model(config_path(source), machine or MACHINE, impl, case, backend, trace,
+                                            out, jobs or 1)
         directory = path.parent
     if not records:
         raise UserError(f"{path}: holds a header and no rows")

@@ -246,7 +246,10 @@ def test_a_file_of_figures_is_shown_again_without_modelling(modelled, tmp_path):
     assert "Modelled for h200, not measured: kernel scope" in said
     assert f"modelled, not measured: {modelled}" in said
     assert (tmp_path / "again" / "plots" / "modelled.png").exists()
-    assert "--case: is for a config" in harness("model", modelled, "--case", "long", code=2)
+    for option in ("--case", "--machine", "--impl", "--backend", "--trace", "--jobs"):
+        said = harness("model", modelled, option, "1", "--out", tmp_path / "not", code=2)
+        assert said == f"error: {option}: is for a config; {modelled} is modelled already\n"
+    assert not (tmp_path / "not").exists()
 
 
 def test_measured_records_are_no_source(run):
