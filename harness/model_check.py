@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,12 +107,13 @@ def half(case_id: str, direction: str, impl: str) -> str:
     return (FITTED, HELD)[digest[0] & 1]
 
 
-def demand_same_gpu(path: Path, measured: Sequence[Record], machine: str) -> None:
-    """Raises `UserError` for measurements of another GPU than the machine, by its name in theirs."""
-    for gpu in dict.fromkeys(record.gpu for record in measured):
-        if machine.lower() not in gpu.lower():
-            raise UserError(f"{path}: gpu: measured on {gpu}, modelled for {machine}; only measurements of a "
-                            f"{machine.upper()} can be held against it")
+def demand_same_gpu(measured: Mapping[Path, Sequence[Record]], machine: str) -> None:
+    """Raises `UserError` for records, by their file, of another GPU than the machine, by its name in theirs."""
+    for path, records in measured.items():
+        for gpu in dict.fromkeys(record.gpu for record in records):
+            if machine.lower() not in gpu.lower():
+                raise UserError(f"{path}: gpu: measured on {gpu}, modelled for {machine}; only measurements of a "
+                                f"{machine.upper()} can be held against it")
 
 
 def match(measured: Iterable[Record], modelled: Sequence[ModelledRecord]) -> Matched:

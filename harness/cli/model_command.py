@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from harness.model import Modelled
     from harness.model_check import Matched
     from harness.model_records import ModelledRecord
+    from harness.records import Record
+
+    Measured = Mapping[Path, Sequence[Record]]
 
 MACHINE = "h200"
 TRACED = 8  # rows in a trace at most
@@ -58,8 +61,10 @@ def model_command(
     from harness.model_plots import draw_modelled
     from harness.model_records import SUFFIX, is_modelled, load_modelled, modelled_frame
     from harness.model_table import model_table
+    from harness.records import load_records
     from harness.summary import print_table
 
+    measured = {path: load_records(records_path(path)) for path in against or ()}
     if source.suffix == ".csv":
         path = records_path(source)
         if not is_modelled(path):
@@ -71,14 +76,14 @@ def model_command(
             raise UserError(f"{unused}: is for a config; {path} is modelled already")
         directory, records, interrupted = out or path.parent, load_modelled(path), False
     else:
-        path, records, interrupted = _model(config_path(source), machine or MACHINE, impl, case, backend, trace,
-                                            out, jobs or 1)
+        path, records, interrupted = _model(config_path(source), machine or MACHINE, impl, case, backend, measured,
+                                            trace, out, jobs or 1)
         directory = path.parent
     if not records:
         raise UserError(f"{path}: holds a header and no rows")
     console = make_console()
     print_table(console, model_table(records))
-    matched = _check(console, against, records, directory) if against else None
+    matched = _check(console, measured, records, directory) if measured else None
     if not no_plots:
         frame = modelled_frame(records)
         show_plots(directory / "plots", lambda folder: draw_modelled(frame, folder, matched.points if matched else ()))
@@ -89,7 +94,8 @@ def model_command(
 
 
 def _model(config: Path, machine: str, impl: str | None, case: Sequence[str] | None, backend: Sequence[str] | None,
-           trace: Path | None, out: Path | None, jobs: int) -> tuple[Path, list[ModelledRecord], bool]:
+           measured: Measured, trace: Path | None, out: Path | None,
+           jobs: int) -> tuple[Path, list[ModelledRecord], bool]:
     """Model a config; the file, its rows and whether Ctrl-C ended it early."""
     from harness.cases import expand
     from harness.config import load_config
@@ -101,10 +107,12 @@ def _model(config: Path, machine: str, impl: str | None, case: Sequence[str] | N
         from harness import model
     except ImportError as error:
         raise UserError(f"the simulator can't be imported: {error}; it needs greenlet and a Triton with TLX") from None
+    from harness.model_check import demand_same_gpu
     from harness.model_records import SUFFIX, append_modelled
     from harness.model_trace import write_trace
 
     described = model.choose_machine(machine)
+    demand_same_gpu(measured, described.name)
     run_id = model.name_model_run(loaded, described)
     tasks = model.plan(loaded, cases, backend or None, model.choose_impl(described, impl), described, run_id,
                        events=trace is not None)
@@ -136,21 +144,16 @@ def _model(config: Path, machine: str, impl: str | None, case: Sequence[str] | N
     return path, [row.record for row in rows], interrupted
 
 
-def _check(console: Console, against: Sequence[Path], records: Sequence[ModelledRecord], out: Path) -> Matched:
+def _check(console: Console, measured: Measured, records: Sequence[ModelledRecord], out: Path) -> Matched:
     from harness.model_check import demand_same_gpu, match, parts
     from harness.model_report import check_tables, verdict_lines, without_lines, write_check
-    from harness.records import load_records
     from harness.summary import print_table
 
     machine = records[0].machine
-    measured = []
-    for path in against:
-        found = load_records(records_path(path))
-        demand_same_gpu(path, found, machine)
-        measured += found
-    matched = match(measured, records)
+    demand_same_gpu(measured, machine)
+    matched = match([row for rows in measured.values() for row in rows], records)
     if not matched.points:
-        raise UserError(f"{against[0]}: no ok row of kernel scope has the lengths and the variant of a modelled one; "
+        raise UserError(f"{', '.join(map(str, measured))}: no ok row of kernel scope has the lengths and the variant of a modelled one; "
                         "model the config that it was measured with")
     for table in check_tables(matched):
         print_table(console, table)

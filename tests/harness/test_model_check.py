@@ -174,3 +174,14 @@ def test_the_report_has_a_row_for_each_point():
     text = check_markdown(Matched(points, (), ()), "h200, made up")
     assert "| long | bwd | other | held | 2 | 1 | -50.0% | HBM |" in text
     assert "not modelled" not in text
+
+
+@pytest.mark.parametrize("changes", [{"gpu": "NVIDIA B200"}, None])
+def test_a_bad_measurement_is_found_before_anything_is_modelled(files, tmp_path, monkeypatch, changes):
+    fake_engine.install(monkeypatch)
+    monkeypatch.setattr("harness.model.predict", None)
+    if changes is not None:
+        append_records(tmp_path / "other.csv", [measured(load_modelled(files[1])[0], 0.2, **changes)])
+    said = harness("model", files[0], "--against", tmp_path / "other.csv", "--out", tmp_path / "o", code=2)
+    assert ("gpu: measured on NVIDIA B200" if changes else "no such records CSV") in said
+    assert not (tmp_path / "o").exists()
