@@ -66,15 +66,20 @@ def load_baseline(path: Path) -> tuple[Run, Noise, list[str]]:
     return run, noise, notes
 
 
-def _check_digests(path: Path) -> list[str]:
+def _check_digests(path: Path, but: Sequence[Path] = ()) -> list[str]:
+    """Of all files of the baseline ``but`` some; what is to be said of them. Raises `Refused`."""
     manifest = manifest_path(path)
     if not manifest.is_file():
         return [f"{manifest} is missing, so an edit of the baseline by hand wouldn't be noticed"]
-    for name, digest in _read_manifest(manifest)["files"].items():
-        file = path.with_name(name)
-        if not file.is_file():
+    listed = _read_manifest(manifest)["files"]
+    parts = {file.name: file for file in (*_files(path), noise_path(path)) if file not in but}
+    for name, file in parts.items():
+        if name not in listed and file.is_file():
+            raise Refused(f"{file}: isn't among the baseline's files in {manifest.name}, so it was put there by hand, "
+                          "or the list was changed; remove it, or make a new baseline with harness baseline update")
+        if name in listed and not file.is_file():
             raise Refused(f"{file}: no such file, but {manifest.name} lists it as part of the baseline")
-        if _digest(file) != digest:
+        if name in listed and _digest(file) != listed[name]:
             raise Refused(f"{file}: was changed since it became the baseline (its digest isn't the one in "
                           f"{manifest.name}); restore it, or make a new baseline with harness baseline update")
     return []
@@ -97,7 +102,9 @@ def update(run: Run, baseline: Path, note: str) -> None:
     try:
         baseline.parent.mkdir(parents=True, exist_ok=True)
         for source, target in zip(_files(run.csv), _files(baseline), strict=True):
-            if source.is_file() and source.resolve() != target.resolve():
+            if not source.is_file():
+                target.unlink(missing_ok=True)  # or it would be of the baseline before
+            elif source.resolve() != target.resolve():
                 shutil.copyfile(source, target)
         if noise.is_file() and not {(key, row.gpu) for key, row in read_noise(noise).rows.items()} & {
                 (key, run.gpu) for key in run.by_key}:
@@ -110,9 +117,13 @@ def update(run: Run, baseline: Path, note: str) -> None:
 
 
 def seal(baseline: Path, facts: dict[str, Any] | None = None) -> None:
-    """Write the manifest anew with the digests of the files as they are; without ``facts`` it keeps those it has."""
+    """Write the manifest anew with the digests of the files as they are.
+
+    Without ``facts`` it keeps those it has, as only the noise is new. Raises `Refused` if another file was changed.
+    """
     manifest = manifest_path(baseline)
     if facts is None:
+        _check_digests(baseline, but=[noise_path(baseline)])
         facts = {key: value for key, value in _read_manifest(manifest).items()
                  if key not in ("manifest_schema", "date", "files")}
     files = [path for path in (*_files(baseline), noise_path(baseline)) if path.is_file()]

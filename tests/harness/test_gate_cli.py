@@ -160,6 +160,34 @@ def test_a_part_of_the_baseline_that_is_gone_is_refused(baseline, tmp_path):
         "gate", made(tmp_path / "x", "now", 100), "--baseline", baseline)
 
 
+def test_a_file_that_the_manifest_does_not_list_is_refused(baseline, tmp_path):
+    manifest = baseline.with_name("gate.baseline.json")
+    facts = json.loads(manifest.read_text())
+    csv = made(tmp_path / "x", "now", 100)
+    for name in ("gate.noise.csv", "gate.csv"):
+        files = {file: digest for file, digest in facts["files"].items() if file != name}
+        manifest.write_text(json.dumps({**facts, "files": files}))
+        assert f"{name}: isn't among the baseline's files" in refused("gate", csv, "--baseline", baseline)
+    manifest.write_text(json.dumps({**facts, "files": {}}))
+    assert "isn't among the baseline's files" in refused("gate", csv, "--baseline", baseline)
+
+
+def test_noise_does_not_hide_an_edit_of_its_baseline(baseline, site):
+    runs = [site / f"aa-{index}" / "gate.csv" for index in range(3)]
+    harness("noise", *runs, "--baseline", baseline)  # new noise is no edit
+    baseline.write_text("".join(baseline.read_text().splitlines(keepends=True)[:-1]))
+    assert "gate.csv: was changed since it became the baseline" in refused("noise", *runs, "--baseline", baseline)
+    assert "gate.csv: was changed since it became the baseline" in refused("gate", runs[0], "--baseline", baseline)
+
+
+def test_facts_of_the_baseline_before_do_not_stay(baseline, tmp_path):
+    baseline.with_name("gate.run.json").write_text("{}")
+    csv = made(tmp_path / "x", "now", 100)
+    csv.with_name("gate.run.json").unlink(missing_ok=True)
+    harness("baseline", "update", csv, "--note", "x", "--baseline", baseline, "--history", tmp_path / "h.csv")
+    assert not baseline.with_name("gate.run.json").exists()
+
+
 def test_a_latency_edited_without_a_manifest_contradicts_its_samples(baseline, tmp_path):
     baseline.with_name("gate.baseline.json").unlink()
     table = pd.read_csv(baseline, dtype=str, keep_default_na=False)
