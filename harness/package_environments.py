@@ -44,8 +44,11 @@ def find(name: str) -> PackageEnvironment:
         return PackageEnvironment()
     place = folder() / name
     python = place / "bin" / "python"
-    if python.exists():
+    if python.is_file() and os.access(python, os.X_OK):
         return PackageEnvironment(python=str(python.absolute()))  # not resolved: the link is what makes it a venv
+    if os.path.lexists(python) or (place / "pyvenv.cfg").exists():  # its packages without it would be used by no one
+        return PackageEnvironment(problem=f"{python}: no interpreter that can be run, as after its Python was moved or "
+                                          f"removed; make env NAME={name} makes it anew")
     if not place.is_dir() or not any(place.iterdir()):
         there = ", ".join(available()) or "none"
         return PackageEnvironment(problem=f"there is no environment {name!r} (there: {there}); "

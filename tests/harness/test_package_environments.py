@@ -68,6 +68,19 @@ def test_venv_is_run_by_its_own_interpreter(environments: Path) -> None:
     assert package_environments.find("venv").python == str(environments / "venv" / "bin" / "python")
 
 
+def test_venv_without_an_interpreter_is_no_bundle_of_packages(environments: Path) -> None:
+    make_venv(environments, "moved")
+    python = environments / "moved" / "bin" / "python"
+    python.unlink()
+    for spoil in (lambda: python.symlink_to("/nowhere/python3"), lambda: python.write_text("")):
+        spoil()
+        found = package_environments.find("moved")
+        assert found.paths == ()
+        assert "no interpreter that can be run" in found.problem
+        assert "make env NAME=moved" in found.problem
+        python.unlink()
+
+
 def test_two_versions_in_one_csv(environments: Path, tmp_path: Path) -> None:
     make_bundle(environments, "rival@1.0", "1.0")
     make_bundle(environments, "rival@2.0", "2.0")
