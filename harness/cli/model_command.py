@@ -153,8 +153,8 @@ def _check(console: Console, measured: Measured, records: Sequence[ModelledRecor
     demand_same_gpu(measured, machine)
     matched = match([row for rows in measured.values() for row in rows], records)
     if not matched.points:
-        raise UserError(f"{', '.join(map(str, measured))}: no ok row of kernel scope has the lengths and the variant of "
-                        "a modelled one; model the config that it was measured with")
+        raise UserError(f"{', '.join(map(str, measured))}: no ok row of kernel scope has the lengths and the variant "
+                        "of a modelled one; model the config that it was measured with")
     for table in check_tables(matched):
         print_table(console, table)
     for line in [*without_lines(matched), *verdict_lines(parts(matched.points))]:
