@@ -50,12 +50,18 @@ def replace(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -
     os.replace(temporary, path)
 
 
+def whole_lines(content: bytes) -> bytes:
+    """Without a last line that was cut short, and without what a disk gives for bytes that it never got: zeros."""
+    written = content.partition(b"\0")[0]
+    return written[: written.rfind(b"\n") + 1]
+
+
 def read_rows(path: Path, columns: Sequence[str], drop_cut_line: bool) -> list[tuple[int, dict[str, str]]]:
     """``(line number, cells by column)`` of a CSV that must have exactly ``columns``. Raises `UserError`."""
     try:
         content = path.read_bytes()
         if drop_cut_line:
-            content = content[: content.rfind(b"\n") + 1]  # before decoding: the cut may be within a character
+            content = whole_lines(content)  # before decoding: the cut may be within a character
         text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: can't be read as a records CSV: {error}") from error

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.cases import Case
 from harness.config import BenchConfig
+from harness.csv_files import whole_lines
 from harness.environment import Checkout, DeviceEnvironment
 from harness.errors import UserError
 from harness.flops import Ceilings
@@ -129,8 +130,8 @@ def open_new(files: RunFiles) -> None:
 def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
     """Read what a run has done so far; incomplete groups are dropped from its files.
 
-    Raises `UserError` when there is no such run, it is of another config or schema, or a file is corrupt (but for a
-    last line that was cut short).
+    Incomplete is a group that lacks rows, or samples that its records count. Raises `UserError` when there is no such
+    run, it is of another config or schema, or a file is corrupt (but for a tail that was cut short or never written).
     """
     try:
         facts = json.loads(files.json_path.read_text(encoding="utf-8"))
@@ -145,17 +146,22 @@ def open_earlier(files: RunFiles, config: BenchConfig) -> Earlier:
         raise UserError(f"{files.json_path}: config_hash: the run is of {config_hash}, the config is now "
                         f"{config.config_hash}; resume with the config as it was, or start anew in another --out")
     dropped = [f"{path}: its last line was cut short, and is dropped" for path in (files.csv_path, files.samples_path)
-               if path.exists() and not (b"\n" + path.read_bytes()).endswith(b"\n")]
+               if path.exists() and whole_lines(content := path.read_bytes()) != content]
     records = load_records(files.csv_path, drop_cut_line=True) if files.csv_path.exists() else []
     samples = load_samples(files.samples_path, drop_cut_line=True) if files.samples_path.exists() else []
     whole = len(config.directions) * len(config.scopes)
     counts = Counter((record.case_id, record.backend) for record in records)
-    kept = tuple(record for record in records if counts[record.case_id, record.backend] == whole)
-    kept_samples = tuple(sample for sample in samples if counts[sample.case_id, sample.backend] == whole)
+    n_samples = Counter((sample.case_id, sample.backend, sample.direction, sample.scope) for sample in samples)
+    short = {group for group, count in counts.items() if count != whole}
+    short |= {(record.case_id, record.backend) for record in records if n_samples[record.key] < record.n_samples}
+    done = counts.keys() - short
+    kept = tuple(record for record in records if (record.case_id, record.backend) in done)
+    kept_samples = tuple(sample for sample in samples if (sample.case_id, sample.backend) in done)
     replace_records(files.csv_path, kept)
     replace_samples(files.samples_path, kept_samples)
-    if short := {(record.case_id, record.backend) for record in records} - {(r.case_id, r.backend) for r in kept}:
-        dropped.append(f"{files.csv_path}: {len(short)} (case, backend) pairs lack rows, and are measured again")
+    if short:
+        dropped.append(f"{files.csv_path}: {len(short)} (case, backend) pairs lack rows or samples, and are measured "
+                       "again")
     return Earlier(run_id, kept, kept_samples, ceilings, gpu, case_ids, tuple(dropped))
 
 

@@ -76,6 +76,28 @@ def test_samples_without_records_are_dropped(files: RunFiles) -> None:
     assert len(load_samples(files.samples_path)) == 8 * 2
 
 
+def test_records_without_all_of_their_samples_are_measured_again(files: RunFiles) -> None:
+    text = files.samples_path.read_text().splitlines(keepends=True)
+    files.samples_path.write_text("".join(text[:-1]))
+    earlier = open_earlier(files, CONFIG)
+    assert earlier.groups == {(CASES[0].case_id, "sdpa_loop"), (CASES[0].case_id, "padded")}
+    assert earlier.dropped == (f"{files.csv_path}: 1 (case, backend) pairs lack rows or samples, and are measured "
+                               "again",)
+    files.samples_path.unlink()
+    assert open_earlier(files, CONFIG).records == ()
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 100, b"\0" * 100 + b"\n", b"half a li\0\0\n"])
+def test_a_tail_that_the_disk_never_got_is_cut(files: RunFiles, tail: bytes) -> None:
+    before = files.csv_path.read_bytes()
+    for path in (files.csv_path, files.samples_path):
+        path.write_bytes(path.read_bytes() + tail)
+    earlier = open_earlier(files, CONFIG)
+    assert len(earlier.groups) == 3
+    assert len(earlier.dropped) == 2
+    assert files.csv_path.read_bytes() == before
+
+
 def test_a_run_that_wrote_no_row_yet_can_be_resumed(files: RunFiles) -> None:
     files.csv_path.unlink()
     files.samples_path.write_text("")

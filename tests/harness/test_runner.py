@@ -174,7 +174,8 @@ def test_interrupted_cut_and_resumed_it_has_each_row_once(tmp_path: Path, monkey
     second = run(config, RunOptions(out_dir=tmp_path / "run", device="cpu", resume=True), log)
     assert log.lines[0] == ("started", 2, 8)
     assert log.lines[1:3] == [("note", f"{first.csv_path}: its last line was cut short, and is dropped"),
-                              ("note", f"{first.csv_path}: 1 (case, backend) pairs lack rows, and are measured again")]
+                              ("note", f"{first.csv_path}: 1 (case, backend) pairs lack rows or samples, and are "
+                                       "measured again")]
     assert [line[1] for line in log.lines if line[0] == "case"] == ["two", "three"]
     assert second.run_id == first.run_id
     assert len({record.key for record in second.records}) == 12
