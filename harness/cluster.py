@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.cases import Case, expand
+from harness.cases import expand
 from harness.config import load_config
 from harness.errors import UserError
+from harness.job_parts import deal
 from harness.merge import merge_runs
 from harness.run_files import RunFiles, kept_from_others, open_new
 from harness.runner import (
@@ -75,12 +76,14 @@ def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptio
                    listener: Listener | None = None) -> RunResult:
     """`harness.runner.run` as jobs. Jobs that fail for good leave their rows out: `RunResult.interrupted` is then set.
 
-    Raises `UserError` for what `run` does, for a missing submitit, and to resume with another number of jobs.
+    A run that is resumed keeps the rows of cases that aren't chosen now. Raises `UserError` for what `run` does, for a
+    missing submitit, and to resume with another number of jobs.
     """
     listener = listener or Listener()
     config = load_config(config_path)
     run_id, files = name_run(config, options)
-    cases = choose_cases(expand(config) if options.cases is None else list(options.cases), options.case_ids)
+    all_cases = expand(config) if options.cases is None else list(options.cases)
+    cases = choose_cases(all_cases, options.case_ids)
     choose_backends(config, options.backends)
     if cluster.launcher == "local":
         choose_devices(options.device)
@@ -88,30 +91,17 @@ def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptio
         if not options.resume:
             open_new(files)
         executor = _executor(files, cluster)  # before any folder of a job is made
-        parts = _parts(files, cases, cluster.jobs)
+        parts = deal(files, config, cases, cluster.jobs, options.resume)
         listener.started(run_id, files.out_dir, cases, 0)
         todo = [ClusterJob(config_path.absolute(), replace(
-            options, out_dir=folder, case_ids=tuple(case.case_id for case in part))) for folder, part in parts.items()]
+            options, out_dir=folder, case_ids=tuple(case.case_id for case in part)))
+            for folder, part in parts.items() if part]
         failed = _work_off(todo, executor, cluster, files.name, listener)
-        records = merge_runs(list(parts), files, config, cases)
+        records = merge_runs(list(parts), files, config, all_cases)
     result = RunResult(run_id, files.out_dir, files.csv_path, files.samples_path, files.json_path, tuple(records),
                        interrupted=failed)
     listener.finished(result)
     return result
-
-
-def _parts(files: RunFiles, cases: Sequence[Case], jobs: int) -> dict[Path, list[Case]]:
-    """Cases of each job by its folder; dealt in turn, as neighbours in a sweep take about as long."""
-    folder = files.out_dir.absolute() / "jobs"
-    count = min(jobs, len(cases))
-    there = sorted(path.name for path in folder.glob("*/"))
-    names = [f"{index:05d}" for index in range(count)]
-    if there and there != names:
-        raise UserError(f"{folder}: --jobs: the run has {len(there)} jobs, not {count}; resume with "
-                        f"--jobs {len(there)}")
-    for name in names:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    return {folder / name: list(cases[index::count]) for index, name in enumerate(names)}
 
 
 def _executor(files: RunFiles, cluster: ClusterOptions) -> Any:

@@ -58,7 +58,10 @@ def merge_runs(folders: Sequence[Path], into: RunFiles, config: BenchConfig, cas
 
 
 def _facts(files: RunFiles, config: BenchConfig) -> dict[str, Any]:
-    facts = json.loads(files.json_path.read_text(encoding="utf-8"))
+    try:
+        facts = json.loads(files.json_path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{files.json_path}: can't be read as the facts of a run: {error}") from None
     if facts["config_hash"] != config.config_hash:
         raise UserError(f"{files.json_path}: config_hash: the run is of {facts['config_hash']}, the config is "
                         f"{config.config_hash}")

@@ -188,9 +188,11 @@ def _record_case(fleet: Fleet, case: Case, rows: Mapping[Member, Sequence[Row]],
 
 
 def name_run(config: BenchConfig, options: RunOptions) -> tuple[str, RunFiles]:
-    """The id of a new run and where its files go. Raises `UserError` to resume without a directory."""
+    """The id of a new run and where its files go. Raises `UserError` to resume without a directory that is there."""
     if options.resume and options.out_dir is None:
         raise UserError("--resume: needs --out, the directory of the run to go on with")
+    if options.resume and options.out_dir is not None and not options.out_dir.is_dir():
+        raise UserError(f"{options.out_dir}: no such directory, so there is no run to resume")
     run_id = f"{config.name}-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     return run_id, RunFiles(options.out_dir or RUNS / run_id, config.name)
 
@@ -199,8 +201,6 @@ def name_run(config: BenchConfig, options: RunOptions) -> tuple[str, RunFiles]:
 def _opened(config: BenchConfig, options: RunOptions) -> Iterator[tuple[RunFiles, Earlier]]:
     """The run's files, kept from other processes, and what they hold already."""
     run_id, files = name_run(config, options)
-    if options.resume and not files.out_dir.is_dir():
-        raise UserError(f"{files.out_dir}: no such directory, so there is no run to resume")
     with kept_from_others(files):
         if options.resume:
             yield files, open_earlier(files, config)

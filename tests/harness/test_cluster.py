@@ -10,6 +10,7 @@ from harness.cases import expand
 from harness.cluster import ClusterOptions, run_on_cluster
 from harness.config import load_config
 from harness.errors import UserError
+from harness.job_parts import deal
 from harness.merge import merge_runs
 from harness.records import Status, load_records, load_samples
 from harness.run_files import RunFiles
@@ -55,8 +56,43 @@ def test_a_killed_job_goes_on_and_every_row_is_there_once(config_path: Path, tmp
     assert {record.status for record in records} == {Status.OK}
     assert len(load_samples(result.samples_path)) == sum(record.n_samples or 0 for record in records)
     assert len(json.loads(result.run_json_path.read_text())["cases"]) == CASES
+    part = run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", resume=True, case_ids=("case1", "case2")),
+                          ClusterOptions("local", 2))
+    assert part.records == tuple(records)  # nothing twice, nothing lost
     with pytest.raises(UserError, match="--jobs: the run has 2 jobs, not 3; resume with --jobs 2"):
         run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", resume=True), ClusterOptions("local", 3))
+
+
+def test_resuming_other_cases_leaves_each_with_its_job(tmp_path: Path) -> None:
+    config = tiny_config(["sdpa_loop"], [f"case{index}" for index in range(5)])
+    cases = expand(config)
+    files = RunFiles(tmp_path, "tiny")
+
+    def shares(chosen: list[int], jobs: int = 2, resume: bool = True) -> list[list[str]]:
+        return [[case.name for case in part]
+                for part in deal(files, config, [cases[index] for index in chosen], jobs, resume).values()]
+
+    assert shares([1, 2, 3], resume=False) == [["case1", "case3"], ["case2"]]
+    assert shares([2, 3]) == [["case3"], ["case2"]]
+    assert shares([3]) == [["case3"], []]
+    assert shares([0, 1, 2, 3, 4]) == [["case0", "case1", "case3"], ["case2", "case4"]]
+    assert shares([4]) == [[], ["case4"]]
+    with pytest.raises(UserError, match="holds a run already; go on with it by --resume"):
+        shares([1], resume=False)
+    other = tiny_config(["sdpa_loop"], ["case0"])
+    with pytest.raises(UserError, match=r"config_hash: the run is of .*; resume with the config as it was"):
+        deal(files, other, expand(other), 2, True)
+    (tmp_path / "jobs" / "dealt.json").write_text("{")
+    with pytest.raises(UserError, match=r"dealt.json: can't be read as the cases of jobs"):
+        shares([1])
+
+
+def test_there_must_be_something_to_resume(config_path: Path, tmp_path: Path) -> None:
+    for out, expected in ((tmp_path / "nowhere", "no such directory"), (tmp_path, "no such file")):
+        with pytest.raises(UserError, match=f"{expected}, so there is no run"):
+            run_on_cluster(config_path, RunOptions(out_dir=out, device="cpu", resume=True), ClusterOptions("local", 2))
+    assert not (tmp_path / "nowhere").exists()
+    assert not (tmp_path / "jobs").exists()
 
 
 def test_a_job_that_fails_says_why(config_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,6 +135,9 @@ def test_merging_refuses_what_does_not_belong_together(tmp_path: Path, monkeypat
     (other / "tiny.run.json").write_text(json.dumps({**facts, "device": {**facts["device"], "gpu": "another"}}))
     with pytest.raises(UserError, match=r"gpu: the runs are of .*another.*; merge each apart"):
         merge_runs([tmp_path / "one", other], into, config, cases)
+    (other / "tiny.run.json").write_text("{")
+    with pytest.raises(UserError, match=r"tiny.run.json: can't be read as the facts of a run"):
+        merge_runs([other], into, config, cases)
     (other / "tiny.run.json").write_text(json.dumps({**facts, "config_hash": "other"}))
     with pytest.raises(UserError, match="config_hash: the run is of other"):
         merge_runs([other], into, config, cases)
