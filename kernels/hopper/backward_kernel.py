@@ -30,6 +30,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
+    named 8 to 15    with LATE, see `kernels.hopper.backward_late`
 
 What becomes of a step's dQ depends on its block of Q and two numbers of the tile, see
 `kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
@@ -42,6 +43,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_counted import await_adds, cast_counted, count_add
+from kernels.hopper.backward_late import begin_late, end_late, step_late
 from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done, tile_at
 from kernels.hopper.backward_step import step_64, step_128
 from kernels.hopper.ragged import load_rows, store_rows
@@ -71,7 +73,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
-                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, REGISTERS: tl.constexpr):
+                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, LATE: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -118,6 +120,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             cid: tl.constexpr = tlx.async_task_replica_id()
             n_step = 0
             n_kv = 0
+            if LATE:
+                begin_late(ds_smem, cid, DTYPE)
             steps = tl.load(tiles + start * FIELDS + 6)
             for place in tl.range(begin, end, num_stages=1):
                 t = tile_at(place, begin, end, start, ROTATE)
@@ -133,7 +137,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 dv = tl.zeros([HALF, D], tl.float32)
                 tlx.barrier_wait(k_full[kb], kv_phase)
                 tlx.barrier_wait(v_full[kb], kv_phase)
-                for _ in tl.range(0, GROUP, num_stages=1):
+                for g in tl.range(0, GROUP, num_stages=1):
                     for i in tl.range(0, steps, num_stages=1):
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
@@ -145,7 +149,21 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         if HAS_LEFT:
                             cut |= i >= cut1
                         even = n_step % 2
-                        if D == 128:
+                        if LATE:
+                            use += 2 * STAGES - 1  # the use before, without its sign
+                            slot = use % STAGES * 2 + cid
+                            place_in_tile = g + i
+                            place_in_tile = opaque(place_in_tile)  # else the first step becomes a copy of its own
+                            before = opaque(i)
+                            before = tl.where(before > 0, before - 1, steps - 1)
+                            dk, dv = step_late(
+                                k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
+                                lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
+                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
+                                (use // STAGES) & 1, dk, dv, i, cut, place_in_tile > 0, before < lasts,
+                                (before < partials) & (place_in_tile > 0), scale_log2, scale, record, left, right,
+                                even, cid, DTYPE, HAS_LEFT, HAS_RIGHT)
+                        elif D == 128:
                             dk, dv = step_128(
                                 k_smem, v_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
                                 final[2 * slot], lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb],
@@ -161,6 +179,15 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
                                 left, right, even, cid, DTYPE, DS_STAGES, HAS_LEFT, HAS_RIGHT)
                         n_step += 1
+                if LATE:
+                    use = n_step + n_kv + 2 * STAGES - 1
+                    slot = use % STAGES * 2 + cid
+                    k_slot = kb * 2
+                    k_slot = opaque(k_slot)
+                    done = opaque(steps)
+                    end_late(k_smem, ds_smem, staging[slot], final[2 * slot], k_slot, ready[slot], full[slot],
+                             (use // STAGES) & 1, done > 0, done - 1 < lasts, (done - 1 < partials) & (done > 0), scale,
+                             (n_step + 1) % 2, cid, DTYPE)
                 if KEEP:
                     tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
                 else:

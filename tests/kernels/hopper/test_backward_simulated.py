@@ -15,6 +15,7 @@ from kernels.mask import Mask
 from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
 
+LATE = Options(late_dq=True)
 COUNTED = Options(counted=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 AHEAD = Options(ahead=True)
@@ -68,6 +69,13 @@ CASES = {
     "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
                                Options(owned_blocks=0)),
     "fp16": (lambda: problem(*CROSS, dtype=torch.float16), Options()),
+    "late": (lambda: problem(*CROSS), LATE),
+    "late, all added": (lambda: problem(SELF, SELF), replace(LATE, direct_dq=False)),
+    "late, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), LATE),
+    "late, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), replace(LATE, rotate=True)),
+    "late, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), LATE),
+    "late, shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), LATE),
+    "late, counted": (lambda: problem(*CROSS), replace(LATE, counted=True, owned_blocks=1)),
     "counted": (lambda: problem(*CROSS), COUNTED),
     "counted, L2 told": (lambda: problem([65, 200], [65, 400]), replace(COUNTED, l2_hints=True)),
     "all counted": (lambda: problem(SELF, SELF), replace(COUNTED, direct_dq=False)),
@@ -90,9 +98,10 @@ def test_right_in_every_mode(name):
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-def test_other_schedules(mode):
+@pytest.mark.parametrize("options", [Options(), LATE])
+def test_other_schedules(options, mode):
     case = problem(*CROSS)
-    check(case, *tensors(case), Options(), mode=mode)
+    check(case, *tensors(case), options, mode=mode)
 
 
 def test_scores_so_low_that_a_missing_key_would_overflow():
@@ -103,10 +112,11 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     check(case, q, k, v, dout, Options())
     check(case, q, k, v, dout, Options(owned_blocks=0))
     check(case, q, k, v, dout, COUNTED)
+    check(case, q, k, v, dout, LATE)
     check(case, q, k, v, dout, AHEAD)
 
 
-@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED])
+@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, LATE])
 def test_a_sequence_of_nan_stays_among_itself(options):
     case = problem(SELF, SELF)
     q, k, v, dout = tensors(case)
@@ -165,5 +175,5 @@ def test_a_counter_that_is_not_waited_for_is_a_race(part, broken, monkeypatch):
         if hasattr(module, part):
             monkeypatch.setattr(module, part, broken)
     case = problem([130], [300])
-    with pytest.raises(SimulationError, match=r"global memory acc|unwaited at exit"):
+    with pytest.raises(SimulationError, match=r"global memory (desc_)?acc|unwaited at exit"):
         simulate(case, *tensors(case), COUNTED, sms=4)
