@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness import runner
 from harness.config import BenchConfig
+from harness.environment import describe_checkout
 from harness.regression.runs import Refused, Run, facts_path, load_facts, load_run
 from harness.replay import read_cases
 
@@ -15,11 +16,13 @@ from harness.replay import read_cases
 def run_again(run: Run, case_ids: Sequence[str], device: str | None, listener: runner.Listener | None = None) -> Run:
     """Measure some cases of a run again, with its config and exact lengths; its files go to ``again-<number>`` beside.
 
-    Raises `UserError` if the run's facts are missing, `Refused` if the run can't be repeated here.
+    Raises `UserError` if the run's facts are missing, `Refused` if the run can't be repeated here: on another kind of
+    device, or from another commit, it would be another measurement.
     """
+    _demand_alike(run, device)
     try:
         config = BenchConfig.model_validate(load_facts(run.csv)["config"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise Refused(f"{facts_path(run.csv)}: config: can't be read by this version: {' '.join(str(error).split())}"
                       ) from None
     out = next(path for number in count(1) if not (path := run.csv.parent / f"again-{number}").exists())
@@ -28,6 +31,18 @@ def run_again(run: Run, case_ids: Sequence[str], device: str | None, listener: r
     if result.interrupted:
         raise KeyboardInterrupt
     return load_run(result.csv_path)
+
+
+def _demand_alike(run: Run, device: str | None) -> None:
+    kinds = list(dict.fromkeys(name.split(":")[0] for name in runner.choose_devices(device)))
+    if kinds != run.values("device_type"):
+        raise Refused(f"{run.csv}: device_type is {', '.join(run.values('device_type'))}, and here it would be "
+                      f"measured again on {', '.join(kinds)}; --rerun where the run was made, or leave it out")
+    here, commits, was_dirty = describe_checkout(), run.values("commit"), "True" in run.values("dirty")
+    if here.commit and commits and (commits != [here.commit] or (here.dirty and not was_dirty)):
+        changed = ", with changes that aren't committed" if here.dirty else ""
+        raise Refused(f"{run.csv}: commit is {', '.join(commits)}, and here {here.commit}{changed} would be measured "
+                      "again; --rerun at the run's commit, or leave it out")
 
 
 def repeat(config: BenchConfig, times: int, out: Path, device: str | None,

@@ -1,6 +1,7 @@
 """The parts of the gate that run the harness, with a fake backend on the CPU: A/A runs, re-runs, two configs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,7 +24,8 @@ from harness.regression.runs import load_run
 def one_commit(monkeypatch):
     """Whatever happens to this checkout while the test runs."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for the workers to find the fake backend
-    monkeypatch.setattr(runner, "describe_checkout", lambda: Checkout("0123456789ab", False))
+    for module in (runner, rerun):
+        monkeypatch.setattr(module, "describe_checkout", lambda: Checkout("0123456789ab", False))
 
 
 def test_noise_makes_runs_and_a_gate_measures_undecided_rows_again(tmp_path):
@@ -63,6 +65,28 @@ def test_a_run_that_cannot_be_repeated_says_why(tmp_path):
     result.run_json_path.write_text(json.dumps(facts))
     with pytest.raises(rerun.Refused, match="can't be read by this version"):
         rerun.run_again(load_run(result.csv_path), [facts["cases"][0]["case_id"]], "cpu")
+
+
+def test_a_run_of_another_device_or_commit_is_not_measured_again(tmp_path, monkeypatch):
+    result = runner.run(load_config(yaml_text.write(tmp_path / "tiny.yaml")),
+                        runner.RunOptions(out_dir=tmp_path / "run", device="cpu"))
+    run = load_run(result.csv_path)
+    case_ids = [run.records[0].case_id]
+    for checkout, expected in (
+            (Checkout("ba9876543210", False), "commit is 0123456789ab, and here ba9876543210 would be measured"),
+            (Checkout("0123456789ab", True), "0123456789ab, with changes that aren't committed would be measured")):
+        monkeypatch.setattr(rerun, "describe_checkout", lambda checkout=checkout: checkout)
+        with pytest.raises(rerun.Refused, match=expected):
+            rerun.run_again(run, case_ids, "cpu")
+    monkeypatch.setattr(rerun, "describe_checkout", lambda: Checkout("", None))  # nothing tells
+    on_gpu = replace(run, records=tuple(record.model_copy(update={"device_type": "cuda"}) for record in run.records))
+    with pytest.raises(rerun.Refused, match="device_type is cuda, and here it would be measured again on cpu"):
+        rerun.run_again(on_gpu, case_ids, "cpu")
+    assert not (tmp_path / "run" / "again-1").exists()
+    rerun.run_again(run, case_ids, "cpu")
+    result.run_json_path.write_text("[]")
+    with pytest.raises(rerun.Refused, match="config: can't be read by this version"):
+        rerun.run_again(run, case_ids, "cpu")
 
 
 def test_two_configs_run_in_turns(tmp_path):
