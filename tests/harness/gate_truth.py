@@ -1,10 +1,11 @@
 """Runs with a known truth, made from real samples, for trying the gate: what it says against what was done to a row.
 
-A made-up run takes one of the real runs, draws its blocks of samples anew (both backends' blocks in pairs, then samples
-within a block), and moves each row further from the mean over runs, as a run that isn't among them would be, with some
-noise on the ratio so that runs between the real ones occur as well. Where the data hold fewer than three runs, how they
-differ is not known: rows then move by ASSUMED_ROW_SD each and all together by ASSUMED_CLOCK_SD. A regression multiplies
-the latencies of `jfa` in one row.
+A made-up run takes one of the real runs, draws its blocks of samples anew (both backends' blocks in pairs, then
+samples within a block), and moves its rows so that made-up runs scatter as the real ones do. What drawing anew
+scatters by itself is a part of that, not an addition to it; the rest comes partly from the real runs' own levels,
+partly as noise, so that runs between the real ones occur as well. Where the data hold fewer than three runs, how they
+differ is not known: rows then move by ASSUMED_ROW_SD each and all together by ASSUMED_CLOCK_SD. A regression
+multiplies the latencies of `jfa` in one row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ GEM = Path(__file__).resolve().parents[2] / "results" / "baselines" / "nvidia-h2
 DATA = Path(__file__).resolve().parent / "data" / "gate_samples.csv"
 ASSUMED_ROW_SD, ASSUMED_CLOCK_SD = 0.007, 0.02
 MIN_RUNS = 3
-SMOOTHING = 0.5  # of a row's scatter between runs, added as noise
+SMOOTHING = 0.5  # what noise contributes to a row's standard deviation between runs, beside the real runs' levels
 NOISE_RUNS = 5
 RERUNS = 4
 DEFAULTS = Settings()
@@ -78,15 +79,27 @@ class Truth:
         return {row: float(np.std([run[RIVAL, row] - run["jfa", row] for run in self.levels], ddof=1))
                 for row in self.rows}
 
+    @cached_property
+    def process_share(self) -> dict[Row, float]:
+        """Of a row's scatter between runs, as a standard deviation, what the scatter of its blocks doesn't explain."""
+        share = {}
+        for row in self.rows:
+            ratios = [[np.log(np.median(rival) / np.median(ours))
+                       for rival, ours in zip(run[RIVAL, row], run["jfa", row], strict=True)] for run in self.samples]
+            within = float(np.mean([np.var(blocks, ddof=1) / len(blocks) for blocks in ratios]))
+            share[row] = float(np.sqrt(max(0.0, 1 - within / self.ratio_sd[row] ** 2)))
+        return share
+
     def moves(self, chosen: int, row: Row, clock: float, random: np.random.Generator) -> dict[str, float]:
         """By how much each backend's log latencies of a row are moved in a made-up run."""
         n = len(self.samples)
         if n < MIN_RUNS:
             return {backend: clock + random.normal(0, ASSUMED_ROW_SD / np.sqrt(2)) for backend in ("jfa", RIVAL)}
-        further = np.sqrt(n / (n - 1)) - 1
+        share = self.process_share[row]
+        further = share * np.sqrt((1 - SMOOTHING**2) * n / (n - 1)) - 1
         moved = {backend: further * (self.levels[chosen][backend, row] - self.centre[backend, row])
                  for backend in ("jfa", RIVAL)}
-        return moved | {"jfa": moved["jfa"] + random.normal(0, SMOOTHING * self.ratio_sd[row])}
+        return moved | {"jfa": moved["jfa"] + random.normal(0, SMOOTHING * share * self.ratio_sd[row])}
 
     def run(self, name: str, random: np.random.Generator, slower: Mapping[Row, float] | None = None) -> Run:
         """A made-up run; ``slower`` multiplies latencies of `jfa`."""
