@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,25 +25,53 @@ from kernels.simulator.timing.traffic import Reuse, Traffic
 FP32, BF16 = 4, 2
 
 
-def backward_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, delta_inside: bool,
-                  machine: Machine, budget: int) -> Plan:
-    """The plan of a backward with these tiles, dealt to persistent CTAs beforehand, one an SM."""
+class Habits(NamedTuple):
+    """What of a backward's variant the model has to be told; the rest it sees in the kernel.
+
+    ``rotated``: CTAs begin their rounds at different places. ``hinted``: partial dQ stays in L2 first.
+    ``delta_inside``: no pass before computes delta. ``sinks``: see `Plan`.
+    """
+
+    rotated: bool
+    hinted: bool
+    delta_inside: bool
+    sinks: bool
+
+
+def backward_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, ctas: int,
+                  habits: Habits, machine: Machine, budget: int) -> Plan:
+    """The plan of a backward with these tiles, dealt to persistent clusters of ``ctas`` CTAs beforehand."""
     tiles, bounds = schedule.tiles.astype(np.int64), schedule.bounds.astype(np.int64)
     cost = tiles[:, STEPS] * problem.group_size + GAP
     work = np.array([cost[first:last].sum() for first, last in pairwise(bounds)])
-    pid = nearest(work)
-    mine = np.arange(bounds[pid], bounds[pid + 1])
+    cluster = nearest(work)
+    mine = np.arange(bounds[cluster], bounds[cluster + 1])
     chosen = _sample(tiles, mine, cost, budget, problem.broadcast_q)
     ends = np.zeros(len(bounds), dtype=np.int32)
-    ends[pid + 1 :] = len(chosen)
+    ends[cluster + 1 :] = len(chosen)
     tables = {"tiles": torch.from_numpy(schedule.tiles[chosen]), "bounds": torch.from_numpy(ends)}
+    return _plan(problem, schedule, main, block_m, habits, machine, tables, [ctas * cluster],
+                 float(work.max() / cost[chosen].sum()))
 
-    def arguments(_: dict[str, Any]) -> dict[str, Any]:
-        return tables
 
-    before, after = _passes(problem, schedule, block_m, delta_inside)
-    return Plan(problem, main, arguments, [pid], 1, _traffic(problem, schedule, machine),
-                float(work.max() / cost[chosen].sum()), before, after)
+def drawn_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, ctas: int, habits: Habits,
+               machine: Machine, budget: int) -> Plan:
+    """The plan of a backward whose clusters draw tiles, each of which a cluster of the grid stands for."""
+    cost = schedule.tiles[:, STEPS].astype(float) * problem.group_size + GAP
+    clusters = int(machine.sms) // ctas
+    fair = cost.sum() / clusters
+    mine = np.arange(clusters // 2 % len(cost), len(cost), clusters)
+    every = max(1, min(round(2 * fair / budget), len(mine) // 6))
+    chosen = mine[every // 2 :: every]
+    return _plan(problem, schedule, main, block_m, habits, machine, {}, (ctas * chosen).tolist(),
+                 float((fair + cost[mine[-1]] / 2) / cost[chosen].sum()))
+
+
+def _plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, habits: Habits,
+          machine: Machine, tables: Mapping[str, torch.Tensor], pids: Sequence[int], scale: float) -> Plan:
+    before, after = _passes(problem, schedule, block_m, habits.delta_inside)
+    traffic = _traffic(problem, schedule, habits.rotated, habits.hinted, machine)
+    return Plan(problem, main, lambda _: tables, pids, 1, traffic, scale, habits.sinks, before, after)
 
 
 def _sample(tiles: np.ndarray, mine: np.ndarray, cost: np.ndarray, budget: int, broadcast: bool) -> np.ndarray:
@@ -54,28 +83,35 @@ def _sample(tiles: np.ndarray, mine: np.ndarray, cost: np.ndarray, budget: int, 
     return mine[unit % every == every // 2]
 
 
-def _traffic(problem: JaggedProblem, schedule: BackwardSchedule, machine: Machine) -> Traffic:
-    """Q and dO are read once by each tile of their sequence. Where one CTA has all of these, they stay in L2 in between
-    as far as all CTAs' sequences fit it; where the tiles are dealt, they go at the same time."""
+def _traffic(problem: JaggedProblem, schedule: BackwardSchedule, rotated: bool, hinted: bool,
+             machine: Machine) -> Traffic:
+    """Q and dO are read once by each tile of their sequence.
+
+    Where the tiles are dealt one by one, that is at the same time; unless rounds are ``rotated``, and then each read
+    finds nothing. Where one CTA has a sequence's tiles, Q, dO and partial dQ stay in L2 from tile to tile as far as
+    those of all CTAs fit it: all CTAs are at sequences like this one, or ``rotated`` at any. ``hinted``: partial dQ
+    stays first.
+    """
     tiles = schedule.tiles.astype(np.int64)
     tiles = tiles[tiles[:, STEPS] > 0]
-    heads = problem.num_heads_kv
-    end = tiles[:, OUT_START] + tiles[:, Q_LEN]
-    ends, first, counts = np.unique(end, return_index=True, return_counts=True)
-    times = counts / heads
+    heads, ctas = problem.num_heads_kv, len(schedule.bounds) - 1
+    ends, first, counts = np.unique(tiles[:, OUT_START] + tiles[:, Q_LEN], return_index=True, return_counts=True)
+    owned = (tiles[first, ACC_BLOCK] < schedule.shared_at) & (counts > heads) & (not problem.broadcast_q)
     row_bytes = problem.head_dim * problem.group_size * (2 * BF16 + FP32)
-    owned = (tiles[first, ACC_BLOCK] < schedule.shared_at) & (times > 1)
-    alone = np.where(owned & (not problem.broadcast_q), tiles[first, Q_LEN] * row_bytes, 0) * len(schedule.bounds[:-1])
-    by_row = dict(zip(ends.tolist(), times.tolist(), strict=True))
-    sets = dict(zip(ends.tolist(), alone.tolist(), strict=True))
-    steps = tiles[:, STEPS].sum()
-    mean_times = float(steps / max((tiles[first, STEPS] * heads).sum(), 1))
-    per_step = np.repeat(times, counts) if len(ends) else np.ones(0)
-    mean_set = float((np.repeat(alone, counts)).mean()) if len(per_step) else 0.0
-    reads = Reuse(by_row, sets, mean_times)
+    rows = tiles[first, Q_LEN].astype(float)
+    weight = np.where(owned, counts * rows, 0.0)
+    if rotated and weight.sum():
+        rows[:] = np.average(rows, weights=weight)
+    alone = np.where(owned, rows * row_bytes * ctas, 0.0)
+    times = np.where(rotated & ~owned & (not problem.broadcast_q), 1.0, counts / heads)
+    reads = Reuse(dict(zip(ends.tolist(), times.tolist(), strict=True)),
+                  dict(zip(ends.tolist(), alone.tolist(), strict=True)))
+    mean_times = float(np.average(times, weights=counts)) if len(times) else 1.0
+    mean_set = float(np.average(alone, weights=weight)) if weight.sum() else 0.0
     queries = Reuse(otherwise=float(len(tiles))) if problem.broadcast_q else reads
-    kept = problem.broadcast_q or not schedule.shared_blocks  # each block written again and again
-    partial = Reuse(otherwise=float(len(tiles)) if kept else mean_times / 2, otherwise_set=mean_set)
+    kept = problem.broadcast_q or not schedule.shared_blocks  # each block is written again and again
+    partial = Reuse(otherwise=float(len(tiles)) if kept else mean_times,
+                    otherwise_set=mean_set * (FP32 / (2 * BF16 + FP32) if hinted else 1.0))
     return Traffic({"desc_q": queries, "desc_do": reads, "rows": Reuse(otherwise=mean_times), "desc_acc": partial},
                    machine.l2_mib * 2**20)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kernels.simulator.agents import Cta, Operation, Task
-from kernels.simulator.buffers import Pending
 from kernels.simulator.clocks import Clocked, Event, Identities
 from kernels.simulator.errors import SimulationError
+from kernels.simulator.global_memory import GlobalTensor
 from kernels.simulator.scheduler import Machine
 from kernels.simulator.timing import clocks
 from kernels.simulator.timing.clocks import TaskClock
@@ -23,6 +24,25 @@ from kernels.simulator.work import Copy, Matmul
 
 #: (lane, what, start, duration, stall), times in clocks.
 Span = tuple[str, str, float, float, "str | None"]
+
+
+_SHORT = 24.0  # clocks of arithmetic that nobody is slowed by
+
+
+class _Tick(NamedTuple):
+    """An SM may be done with a job, if its units still are of this version."""
+
+    sm: Sm
+    version: int
+
+
+class _Begin(NamedTuple):
+    """An operation reaches an SM's units."""
+
+    sm: Sm
+    op: Operation
+    clocks: float
+    shares: Sequence[float]
 
 
 class _NoIdentities(Identities):
@@ -42,13 +62,14 @@ class TimedMachine(Machine):
         description, clock_mhz: the GPU and its clock.
         traffic: which bytes of a copy come from HBM.
         pids: the clusters that run, by their first CTA; ``together`` of them at a time.
+        sinks: arithmetic is charged after a wait for matmuls that follows it, not before.
         record: keep spans for a trace.
     """
 
     def __init__(self, *args: Any, description: Description, clock_mhz: float, traffic: Traffic, pids: Sequence[int],
-                 record: bool, **kwargs: Any):
+                 sinks: bool, record: bool, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.description, self.traffic, self.record = description, traffic, record
+        self.description, self.traffic, self.sinks, self.record = description, traffic, sinks, record
         self.identities = _NoIdentities()
         self.sms = [Sm(description, clock_mhz) for _ in range(self.cluster[0])]
         self.time = 0.0
@@ -57,7 +78,9 @@ class TimedMachine(Machine):
         self.drawn = 1.0  # how often others draw from a counter for each draw here
         self._pids = pids
         self._clocks: dict[Task, TaskClock] = {}
-        self._heap: list[tuple[float, int, Task | Operation]] = []
+        self._heap: list[tuple[float, int, Task | Operation | _Tick | _Begin]] = []
+        self._queues: dict[Sm, deque[tuple[Operation, float, Sequence[float]]]] = {}  # matmuls, the first in progress
+        self._after: list[Operation] = []  # wait for other operations
         self._order_of_events = 0
         self._waiting: list[Task] = []
         self._lines: dict[Cta, dict[tuple[str, int], float]] = {}
@@ -77,12 +100,17 @@ class TimedMachine(Machine):
     def add_operation(self, op: Operation) -> None:
         """An operation begins now; when it will be done follows from what it moves or multiplies."""
         self.in_flight.append(op)
-        op.done_at = max([self._done_at(op), *[before.done_at for before in op.after_ops]])
-        if self.record and op.work is not None:
-            engine = "tensor core" if isinstance(op.work, Matmul) else op.kind
-            self.spans.append((f"sm0/cta{op.cta.pid[0]}/{engine}", op.kind, self.time,
-                               op.done_at - self.time, None))
-        self._push(op.done_at, op)
+        if isinstance(op.work, Matmul):
+            self._multiply(op, op.work)
+        elif isinstance(op.work, Copy):
+            op.done_at = self.time  # its beginning, for the span
+            begins, took, shares = self._copy(op.cta, op.work)
+            self._push(begins, _Begin(self.sm(op.cta), op, took, shares))
+        elif op.kind == "CLC":
+            self._push(self.time + self.description.l2_clocks, op)
+        else:
+            self._after.append(op)
+            self._release()
 
     def pause(self) -> None:
         """Others that are earlier act first."""
@@ -110,6 +138,12 @@ class TimedMachine(Machine):
             self.time, _, who = heapq.heappop(self._heap)
             if isinstance(who, Operation):
                 self._complete(who)
+                self._release()
+            elif isinstance(who, _Tick):
+                self._tick(who)
+            elif isinstance(who, _Begin):
+                who.sm.units.add(self.time, who.op, who.clocks, who.shares)
+                self._expect(who.sm)
             else:
                 clock = self._clocks[who]
                 clock.now = max(clock.now, self.time)
@@ -143,13 +177,16 @@ class TimedMachine(Machine):
 
     def act(self, extra: float) -> None:
         """Before the running task does something that others may notice: its arithmetic and ``extra`` clocks pass."""
-        clock = clocks.running
-        began = clock.now
-        self.sm(self.current.cta).compute(clock)
-        clock.now += extra
-        if self.record and clock.now - began > extra:
-            self.spans.append((clock.lane, "arithmetic", began, clock.now - began - extra, None))
+        self._compute()
+        clocks.running.now += extra
         self._meet()
+
+    def await_matmuls(self) -> None:
+        """Before the running task waits for matmuls."""
+        if self.sinks:
+            self._meet()
+        else:
+            self.act(self.description.wait_clocks)
 
     def load(self, tensor: str, line: int) -> float:
         """A scalar load from a 128-byte line. Returns when the value is there."""
@@ -162,9 +199,18 @@ class TimedMachine(Machine):
             there = lines[(tensor, line)] = now + m.load_clocks
         return max(there, now + m.l1_clocks)
 
+    def load_tile(self, target: GlobalTensor, elements: int) -> None:
+        """A load of so many elements to registers, from HBM; the next arithmetic waits for it."""
+        clock, nbytes = clocks.running, elements * target.flat.element_size()
+        if clock.fma or clock.mufu:  # of what was loaded before
+            self._compute()
+        clock.other += max(nbytes / 16 / clock.threads, 1.0)
+        there, moving, _ = self.sm(self.current.cta).copy(clock.now, 0, nbytes, nbytes)
+        clock.latency = max(clock.latency, there + moving - clock.now)
+
     # -- time
 
-    def _push(self, at: float, who: Task | Operation) -> None:
+    def _push(self, at: float, who: Task | Operation | _Tick | _Begin) -> None:
         self._order_of_events += 1
         heapq.heappush(self._heap, (at, self._order_of_events, who))
 
@@ -184,22 +230,78 @@ class TimedMachine(Machine):
             clock.now = max(clock.now, self.time + self.description.wake_clocks)
             self._push(clock.now, task)
 
-    def _done_at(self, op: Operation) -> float:
-        work, m, now = op.work, self.description, self.time
-        if isinstance(work, Matmul):
-            self.matmuls += 1
-            if work.ctas == 1:
-                return self.sm(op.cta).multiply(now, work.rows, work.columns, work.depth, work.smem_bytes)
-            return max(sm.multiply(now, work.rows, work.columns, work.depth, work.smem_bytes) for sm in self.sms)
-        if isinstance(work, Copy):
-            if not work.tensor:  # between SMs, through the same network as L2
-                return self.sm(op.cta).copy(now, work.nbytes, 0.0, 0.0)
-            hbm = self.traffic.hbm_bytes(work)
-            passes = m.reduce_ratio if work.adds else 1.0
-            return self.sm(op.cta).copy(now, work.nbytes, work.inside * passes, hbm)
-        return now + (m.l2_clocks if op.kind == "CLC" else 0.0)
+    def _compute(self) -> None:
+        """The running task's arithmetic passes, beside that of others."""
+        task, clock = self.current, clocks.running
+        sm = self.sm(task.cta)
+        alone, shares = sm.demand(clock)
+        if alone > _SHORT:
+            self._meet()
+            began = clock.now
+            sm.units.add(began, task, alone, shares)
+            self._expect(sm)
+            self.hub.switch()
+            if self.record:
+                self.spans.append((clock.lane, "arithmetic", began, clock.now - began, None))
+        else:
+            clock.now += alone
+        clock.now += clock.latency
+        clock.latency = 0.0
 
+    def _multiply(self, op: Operation, work: Matmul) -> None:
+        """A matmul goes to its SM's tensor cores, which take one after the other."""
+        self.matmuls += 1
+        first, *others = self.sms if work.ctas > 1 else [self.sm(op.cta)]
+        job = first.matmul(work.rows, work.columns, work.depth, work.smem_bytes)
+        for sm in others:
+            sm.matmul(work.rows, work.columns, work.depth, work.smem_bytes)
+        queue = self._queues.setdefault(first, deque())
+        queue.append((op, *job))
+        if len(queue) == 1:
+            self._start_matmul(first)
 
-def is_ghost(*values: Any) -> bool:
-    """Is one of them a value without numbers?"""
-    return any(isinstance(value, Ghost | Pending) for value in values)
+    def _start_matmul(self, sm: Sm) -> None:
+        op, took, shares = self._queues[sm][0]
+        op.done_at = self.time  # its beginning, for the span
+        sm.units.add(self.time, op, took, shares)
+        self._expect(sm)
+
+    def _expect(self, sm: Sm) -> None:
+        at = sm.units.next()
+        if at is not None:
+            self._push(at, _Tick(sm, sm.units.version))
+
+    def _tick(self, tick: _Tick) -> None:
+        """Jobs of an SM are done: arithmetic, whose tasks go on, a copy, or a matmul, whose result follows."""
+        sm = tick.sm
+        if tick.version != sm.units.version:
+            return
+        for job in sm.units.finish(self.time):
+            if isinstance(job, Task):
+                self._push(self.time, job)
+                continue
+            assert isinstance(job, Operation)
+            multiplies = isinstance(job.work, Matmul)
+            if self.record:
+                engine = "tensor core" if multiplies else job.kind
+                self.spans.append((f"sm0/cta{job.cta.pid[0]}/{engine}", job.kind, job.done_at,
+                                   self.time - job.done_at, None))
+            self._push(self.time + (self.description.tensor_clocks if multiplies else 0.0), job)
+            if multiplies:
+                self._queues[sm].popleft()
+                if self._queues[sm]:
+                    self._start_matmul(sm)
+        self._expect(sm)
+
+    def _release(self) -> None:
+        """Operations all of whose predecessors are done are done too."""
+        for op in [each for each in self._after if all(before.done for before in each.after_ops)]:
+            self._after.remove(op)
+            self._push(self.time, op)
+
+    def _copy(self, cta: Cta, work: Copy) -> tuple[float, float, list[float]]:
+        sm = self.sm(cta)
+        if not work.tensor:  # between SMs, through the same network as L2
+            return sm.copy(self.time, work.nbytes, 0.0, 0.0)
+        passes = self.description.reduce_ratio if work.adds else 1.0
+        return sm.copy(self.time, work.nbytes, work.inside * passes, self.traffic.hbm_bytes(work))

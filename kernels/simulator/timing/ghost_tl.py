@@ -197,8 +197,8 @@ class GhostTL(TL):
             line = int(ptr.offset) * ptr.target.flat.element_size() // 128
             ready = machine().load(ptr.target.name, line)  # type: ignore[attr-defined]
             return LoadedInt.make(int.__int__(value), ready, ptr.target.dtype == torch.int64)
-        clocks.running.latency += machine().description.load_clocks  # type: ignore[attr-defined]
-        charge("alu", math.prod(ptr.shape))
+        engine: Any = machine()
+        engine.load_tile(ptr.target, math.prod(broadcast(ptr, mask)))
         return Ghost(broadcast(ptr, mask), ptr.target.dtype)
 
     @staticmethod

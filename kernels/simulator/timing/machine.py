@@ -53,13 +53,16 @@ class Machine(BaseModel):
 
     Frozen; ``changed`` gives another. Attributes by group:
 
-    - the chip: ``sms``, ``clock_mhz`` (highest), ``clock_floor_mhz``, ``power_cap_w``, ``idle_w``, ``flop_pj`` (energy
-      of a tensor-core operation), ``power_window_ms`` (the cap averages over it, so idle time between calls counts);
+    - the chip: ``sms``, ``clock_mhz`` (highest), ``tensor_load`` and ``smem_load`` (how much longer a clock gets under
+      the power cap where tensor cores or shared memory are always busy), ``power_window_ms`` (the cap averages over it,
+      so idle time between calls counts);
     - memory: ``hbm_tbps`` (what a copy reaches), ``l2_bytes`` (a clock and SM), ``l2_mib`` (that data can count on),
       ``port_bytes`` (a clock and SM at most), ``l2_clocks`` and ``hbm_clocks`` (latency of a bulk copy),
       ``burst_clocks`` (that an SM may be ahead of its share of L2 and HBM while others pause),
       ``load_clocks`` and ``l1_clocks`` (of a scalar load), ``reduce_ratio`` (a byte reduce-added, in bytes stored);
-    - tensor cores: ``tensor_flops`` (a clock), ``tensor_clocks`` (from issue to result, beyond the throughput);
+    - tensor cores: ``tensor_flops`` (a clock), ``tensor_clocks`` (from a
+      matmul's last clock to its result), ``port_clocks`` (that an instruction keeps them from the registers, where
+      accumulators are there);
     - the rest of an SM: ``smem_bytes``, ``tmem_read_bytes``, ``tmem_write_bytes`` (a clock), ``issue`` (warp
       instructions a clock), ``fma``, ``alu``, ``mufu`` (lanes a clock), ``chain`` (clocks an instruction of one warp
       alone), ``overhead`` (instructions beside those that the source names, as a share of them);
@@ -77,10 +80,8 @@ class Machine(BaseModel):
 
     sms: Figure
     clock_mhz: Figure
-    clock_floor_mhz: Figure
-    power_cap_w: Figure
-    idle_w: Figure
-    flop_pj: Figure
+    tensor_load: Figure
+    smem_load: Figure
     power_window_ms: Figure
 
     hbm_tbps: Figure
@@ -95,6 +96,7 @@ class Machine(BaseModel):
     reduce_ratio: Figure
 
     tensor_flops: Figure
+    port_clocks: Figure
     tensor_clocks: Figure
 
     smem_bytes: Figure

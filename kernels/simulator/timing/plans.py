@@ -26,7 +26,8 @@ class Plan:
         pids: its first CTAs, all on one SM, ``resident`` of them at a time.
         traffic: which bytes come from HBM.
         scale: work of the SM with most of it, over that of the SM simulated.
-        passes: bytes that each other kernel of the call moves, by its name, those before ``main`` first.
+        sinks: the compiler moves arithmetic below the waits for matmuls that follow it.
+        before, after: bytes that each other kernel of the call moves, by its name.
     """
 
     problem: JaggedProblem
@@ -36,6 +37,7 @@ class Plan:
     resident: int
     traffic: Traffic
     scale: float
+    sinks: bool = False
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
 

@@ -8,17 +8,15 @@ from collections.abc import Mapping
 import torch
 
 from kernels import dispatch
-from kernels.implementation import Direction
+from kernels.implementation import Direction, Implementation
 from kernels.problem import JaggedProblem
-from kernels.simulator.timing.backward_plan import backward_plan
+from kernels.simulator.timing.choices import make_plan
 from kernels.simulator.timing.engine import TimedMachine
-from kernels.simulator.timing.forward_plan import forward_plan
 from kernels.simulator.timing.launches import TimedSimulator
 from kernels.simulator.timing.machine import Machine
 from kernels.simulator.timing.plans import Plan
 from kernels.simulator.timing.power import clock_under_cap
 from kernels.simulator.timing.prediction import RESOURCES, Event, KernelTime, Prediction
-from kernels.tile_schedule import TileShape
 
 ARCHITECTURES = {"hopper": 90, "blackwell": 100}
 _SERVERS = dict(zip(RESOURCES, ("tensor", "issue", "fma", "alu", "mufu", "smem", "tmem", "l2", "hbm"), strict=True))
@@ -48,20 +46,8 @@ def predict(implementation: str, problem: JaggedProblem, direction: Direction, m
     kernels = dispatch.load(implementation)
     made = kernels.make_options(direction, options) if options else None
     variant = kernels.describe(problem, direction, schedule, made)
-    plan = _plan(implementation, problem, direction, made, schedule, machine, budget)
-    tensors = [torch.empty(shape, dtype=problem.dtype) for shape in (
-        plan.problem.q_shape, plan.problem.kv_shape, plan.problem.kv_shape, plan.problem.out_shape)]
-    q, k, v, out = tensors
-    simulator = TimedSimulator(machine, float(machine.clock_mhz), plan.main, plan.arguments, plan.pids, plan.traffic,
-                               resident=plan.resident, record=events)
-    with simulator:
-        if direction == "fwd":
-            kernels.forward(plan.problem, q, k, v, schedule=schedule, options=made)
-        else:
-            lse = torch.empty((problem.num_heads_q, plan.problem.layout_q.total), dtype=torch.float32)
-            kernels.backward(plan.problem, q, k, v, out, lse, torch.empty_like(out), schedule=schedule, options=made)
-    engine = simulator.machine
-    assert engine is not None, "the call launched no main kernel"
+    plan = make_plan(implementation, problem, direction, made, schedule, machine, budget)
+    engine = simulate(kernels, plan, direction, machine, made, schedule, record=events)
     shares = _shares(engine)
     clock = clock_under_cap(machine, shares, engine.time * plan.scale / machine.clock_mhz / 1e3)
     main = KernelTime(plan.main, machine.launch_us / 1e3 + engine.time * plan.scale / clock / 1e3, "simulated")
@@ -75,27 +61,27 @@ def predict(implementation: str, problem: JaggedProblem, direction: Direction, m
                       engine.matmuls, plan.scale, time.perf_counter() - began, _events(engine, clock))
 
 
-def _plan(implementation: str, problem: JaggedProblem, direction: Direction, made: object, schedule: str | None,
-          machine: Machine, budget: int) -> Plan:
-    from kernels.hopper import resolve_forward
-    from kernels.hopper.backward import BLOCK_M, BLOCK_N
-    from kernels.hopper.backward_options import HopperBackwardOptions, select
-    from kernels.hopper.backward_schedule import build
-
-    if direction == "bwd":
-        chosen = made if isinstance(made, HopperBackwardOptions) else select(problem)
-        block_m = BLOCK_M[problem.head_dim]
-        programs = min(int(machine.sms), problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum()))
-        built = build(problem, chosen, schedule or "zigzag", programs, block_m, BLOCK_N)
-        return backward_plan(problem, built, "jagged_backward_ahead" if chosen.ahead else "jagged_backward", block_m,
-                             chosen.kernel_delta, machine, budget)
-    options = resolve_forward(problem, schedule, made)
-    return forward_plan(problem, TileShape(options.block_m, options.block_n), options.schedule, options.streams,
-                        options.ctas_per_sm, options.consumer_groups, machine, budget)
+def simulate(kernels: Implementation, plan: Plan, direction: Direction, machine: Machine, options: object | None,
+             schedule: str | None, *, record: bool = False) -> TimedMachine:
+    """The main kernel's launch, after it: times in clocks, busy units, and with ``record`` spans."""
+    problem = plan.problem
+    q, k, v, out = (torch.empty(shape, dtype=problem.dtype) for shape in (
+        problem.q_shape, problem.kv_shape, problem.kv_shape, problem.out_shape))
+    simulator = TimedSimulator(machine, float(machine.clock_mhz), plan.main, plan.arguments, plan.pids, plan.traffic,
+                               resident=plan.resident, sinks=plan.sinks, record=record)
+    with simulator:
+        if direction == "fwd":
+            kernels.forward(problem, q, k, v, schedule=schedule, options=options)
+        else:
+            lse = torch.empty((problem.num_heads_q, problem.layout_q.total), dtype=torch.float32)
+            kernels.backward(problem, q, k, v, out, lse, torch.empty_like(out), schedule=schedule, options=options)
+    assert simulator.machine is not None, "the call launched no main kernel"
+    return simulator.machine
 
 
 def _shares(engine: TimedMachine) -> dict[str, float]:
-    return {name: min(1.0, getattr(engine.sms[0], server).busy / engine.time) for name, server in _SERVERS.items()}
+    busy = engine.sms[0].busy()
+    return {name: min(1.0, busy[server] / engine.time) for name, server in _SERVERS.items()}
 
 
 def _events(engine: TimedMachine, clock_mhz: float) -> tuple[Event, ...]:

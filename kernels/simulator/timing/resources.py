@@ -1,13 +1,18 @@
-"""What tasks and operations of one SM compete for: servers in the order of asking, and memory shared with other SMs."""
+"""What tasks and operations of one SM compete for, and the SM's share of what the chip has once."""
 
 from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
 
 from kernels.simulator.timing.clocks import TaskClock
 from kernels.simulator.timing.machine import Machine
 
+UNITS = ("issue", "fma", "alu", "mufu", "smem", "ports")  # the last: of registers, see `Machine.port_clocks`
+_ALMOST = 1e-6
+
 
 class Server:
-    """A unit that serves requests one after the other; ``busy`` adds up what it served, in clocks."""
+    """Serves requests one after the other; ``busy`` adds up what it served, in clocks."""
 
     __slots__ = ("busy", "free")
 
@@ -21,51 +26,101 @@ class Server:
         return self.free
 
 
+class Shared:
+    """Units that jobs share as fluids: where more of one is wanted than there is, the jobs that use it slow alike.
+
+    A job is a time that it would take alone and the share of each unit that it would keep busy meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0  # of what `next` says
+        self._left: dict[Hashable, float] = {}  # clocks, as if alone
+        self._shares: dict[Hashable, Sequence[float]] = {}
+        self._speed: dict[Hashable, float] = {}
+        self._at = 0.0
+
+    def add(self, at: float, job: Hashable, clocks: float, shares: Sequence[float]) -> None:
+        """A job begins."""
+        self._advance(at)
+        self._left[job], self._shares[job] = clocks, shares
+        self._changed()
+
+    def finish(self, at: float) -> list[Hashable]:
+        """The jobs that are done at ``at``, a time that `next` gave."""
+        self._advance(at)
+        done = [job for job, left in self._left.items() if left <= _ALMOST]
+        for job in done:
+            del self._left[job], self._shares[job]
+        self._changed()
+        return done
+
+    def next(self) -> float | None:
+        """When the next job will be done, if none begins before."""
+        return min((self._at + max(0.0, left) / self._speed[job] for job, left in self._left.items()), default=None)
+
+    def _advance(self, at: float) -> None:
+        for job in self._left:
+            self._left[job] -= (at - self._at) * self._speed[job]
+        self._at = at
+
+    def _changed(self) -> None:
+        self.version += 1
+        loads = [max(1.0, sum(each)) for each in zip(*self._shares.values(), strict=True)]
+        self._speed = {job: 1.0 / max(load for load, share in zip(loads, shares, strict=True) if share)
+                       for job, shares in self._shares.items()}
+
+
 class Sm:
-    """The units of one SM, and its share of what the chip has once."""
+    """One SM. ``units`` are shared by its arithmetic and the matmul that its tensor cores are at."""
 
     def __init__(self, machine: Machine, clock_mhz: float):
         self.machine = machine
-        self.tensor, self.issue, self.fma, self.alu, self.mufu = Server(), Server(), Server(), Server(), Server()
-        self.smem, self.tmem, self.l2, self.hbm = Server(), Server(), Server(), Server()
+        self.units = Shared()
+        self.tmem, self.l2, self.hbm = Server(), Server(), Server()
         self.hbm_bytes = machine.hbm_tbps * 1e6 / clock_mhz / machine.sms  # a clock
+        self._busy = dict.fromkeys(("tensor", *UNITS), 0.0)
 
-    def compute(self, clock: TaskClock) -> None:
-        """Charge a task's arithmetic since it was last charged: one warp's chain, or the busiest unit."""
-        m = self.machine
+    def busy(self) -> dict[str, float]:
+        """Clocks in which each unit was busy, by name."""
+        return self._busy | {name: getattr(self, name).busy for name in ("tmem", "l2", "hbm")}
+
+    def demand(self, clock: TaskClock) -> tuple[float, list[float]]:
+        """A task's arithmetic since it was last asked: clocks alone, and the shares of `UNITS` in them.
+
+        Alone, a warp has a chain of instructions, of which phases for one unit follow each other.
+        """
+        m, warps = self.machine, clock.warps
         count = (clock.fma + clock.alu + clock.mufu + clock.other) * (1 + m.overhead)
-        if count:
-            at, warps, lanes = clock.now, clock.warps, clock.threads
-            ends = at + count * max(m.chain, warps / m.issue)
-            ends = max(ends, self.issue.reserve(at, count * warps / m.issue))
-            if clock.fma:
-                ends = max(ends, self.fma.reserve(at, clock.fma * lanes / m.fma))
-            if clock.alu:
-                ends = max(ends, self.alu.reserve(at, clock.alu * lanes / m.alu))
-            if clock.mufu:
-                ends = max(ends, self.mufu.reserve(at, clock.mufu * lanes / m.mufu))
-            clock.now = ends
-        clock.now += clock.latency
-        clock.fma = clock.alu = clock.mufu = clock.other = clock.latency = 0.0
+        issue = count * warps / m.issue
+        needs = [issue, clock.fma * clock.threads / m.fma, clock.alu * clock.threads / m.alu,
+                 clock.mufu * clock.threads / m.mufu, clock.smem / m.smem_bytes, issue * m.port_clocks]
+        phases = sum(needs[1:5]) * min(1.0, 4 / warps)
+        clock.fma = clock.alu = clock.mufu = clock.other = clock.smem = 0.0
+        return self._job(max(count * m.chain, phases, *needs[:5]), needs)
 
-    def multiply(self, at: float, rows: int, columns: int, depth: int, smem_bytes: int) -> float:
-        """A matmul issued at ``at``. Returns when its result is there."""
+    def matmul(self, rows: int, columns: int, depth: int, smem_bytes: int) -> tuple[float, list[float]]:
+        """A matmul: its clocks alone, and the shares of `UNITS` in them."""
         m = self.machine
         clocks = 2.0 * rows * columns * depth / m.tensor_flops
-        ends = self.tensor.reserve(at, clocks)
-        ends = max(ends, self.smem.reserve(ends - clocks, smem_bytes / m.smem_bytes))
-        self.tensor.free = ends
-        return ends + m.tensor_clocks
+        self._busy["tensor"] += clocks
+        smem = smem_bytes / m.smem_bytes
+        took = max(clocks, smem)
+        return self._job(took, [0.0, 0.0, 0.0, 0.0, smem, took])
 
-    def copy(self, at: float, smem_bytes: int, l2_bytes: float, hbm_bytes: float) -> float:
-        """A bulk copy between global and shared memory. Returns when it is done.
+    def _job(self, alone: float, needs: Sequence[float]) -> tuple[float, list[float]]:
+        for unit, need in zip(UNITS, needs, strict=True):
+            self._busy[unit] += need
+        return alone, [need / alone for need in needs] if alone else []
+
+    def copy(self, at: float, smem_bytes: int, l2_bytes: float, hbm_bytes: float) -> tuple[float, float, list[float]]:
+        """A bulk copy between global and shared memory: when it reaches shared memory, and then as `matmul` says.
 
         An SM may be ``burst_clocks`` ahead of its share of L2 and HBM: other SMs pause meanwhile.
         """
         m = self.machine
         behind = max(self.l2.reserve(at, l2_bytes / m.l2_bytes), self.hbm.reserve(at, hbm_bytes / self.hbm_bytes)) - at
-        moved = max(smem_bytes / m.port_bytes, behind - m.burst_clocks, 0.0)
         fresh = min(1.0, hbm_bytes / l2_bytes) if l2_bytes else 0.0
         latency = m.l2_clocks + fresh * (m.hbm_clocks - m.l2_clocks)
-        self.smem.reserve(at + latency, smem_bytes / m.smem_bytes)
-        return at + latency + moved
+        moving = max(smem_bytes, 16) / m.port_bytes
+        late = max(0.0, behind - m.burst_clocks - moving)
+        return at + latency + late, *self._job(moving, [0.0, 0.0, 0.0, 0.0, smem_bytes / m.smem_bytes, 0.0])

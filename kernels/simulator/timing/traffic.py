@@ -36,4 +36,5 @@ class Traffic:
         working_set = reuse.working_set.get(end, reuse.otherwise_set)
         missed = max(0.0, 1 - self.l2_bytes / working_set) if working_set else 0.0
         first = 1.0 / times if times else 0.0
-        return copy.inside * (first + (1 - first) * missed)
+        fetched = copy.inside * (first + (1 - first) * missed)
+        return 2 * fetched if copy.adds else fetched  # what is added to is read and written

@@ -1,0 +1,80 @@
+"""The plan of each implementation's call: what its launcher would choose, and what its compiled code was seen to do."""
+
+from __future__ import annotations
+
+from kernels.blackwell import backward_options as blackwell_backward
+from kernels.blackwell import options as blackwell_forward
+from kernels.hopper import resolve_forward
+from kernels.hopper.backward_options import HopperBackwardOptions, select
+from kernels.implementation import Direction
+from kernels.problem import JaggedProblem
+from kernels.simulator.timing.machine import Machine
+from kernels.simulator.timing.plans import Plan
+from kernels.tile_schedule import TileShape, heads_within
+
+
+def make_plan(implementation: str, problem: JaggedProblem, direction: Direction, options: object | None,
+              schedule: str | None, machine: Machine, budget: int) -> Plan:
+    """The plan of a call of ``hopper`` or ``blackwell``; ``options`` are the implementation's own, None its rule's."""
+    plans = {("hopper", "fwd"): _hopper_forward, ("hopper", "bwd"): _hopper_backward,
+             ("blackwell", "fwd"): _blackwell_forward, ("blackwell", "bwd"): _blackwell_backward}
+    return plans[implementation, direction](problem, options, schedule, machine, budget)
+
+
+def _hopper_forward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
+                    budget: int) -> Plan:
+    """Arithmetic does not run beside its own group's O += P V: without a mask ptxas was seen to move it below the wait,
+    and where it stays above, behind a mask, nothing was won (kernels/hopper/NOTES.md)."""
+    from kernels.hopper.forward import heads_a_section
+    from kernels.simulator.timing.forward_plan import forward_plan
+
+    chosen = resolve_forward(problem, schedule, options)
+    section = heads_a_section(chosen, problem.num_heads_q, problem.num_heads_kv, problem.head_dim,
+                              problem.layout_k.max_seqlen)
+    return forward_plan(problem, TileShape(chosen.block_m, chosen.block_n), chosen.schedule, chosen.streams,
+                        chosen.ctas_per_sm, chosen.consumer_groups, section, True, machine, budget)
+
+
+def _blackwell_forward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
+                       budget: int) -> Plan:
+    from kernels.simulator.timing.forward_plan import forward_plan
+
+    chosen = blackwell_forward.resolve_forward(problem, schedule, options)
+    section = heads_within(chosen.section_mb, problem.num_heads_q, problem.num_heads_kv, problem.head_dim,
+                           problem.layout_k.max_seqlen)
+    return forward_plan(problem, TileShape(chosen.block_m, chosen.block_n), chosen.schedule, 1, 1, 2, section, False,
+                        machine, budget)
+
+
+def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
+                     budget: int) -> Plan:
+    """With scores a step ahead, ptxas moves exponentials below the wait for dQ (kernels/hopper/NOTES_BACKWARD.md)."""
+    from kernels.hopper.backward import BLOCK_M, BLOCK_N
+    from kernels.hopper.backward_schedule import build
+    from kernels.simulator.timing.backward_plan import Habits, backward_plan
+
+    chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
+    if chosen.counted:
+        raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
+    block_m = BLOCK_M[problem.head_dim]
+    tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
+    built = build(problem, chosen, schedule or "zigzag", min(int(machine.sms), tiles), block_m, BLOCK_N)
+    habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints, chosen.kernel_delta, chosen.ahead)
+    main = "jagged_backward_ahead" if chosen.ahead else "jagged_backward"
+    return backward_plan(problem, built, main, block_m, 1, habits, machine, budget)
+
+
+def _blackwell_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
+                        budget: int) -> Plan:
+    from kernels.blackwell.backward import _plan as tables
+    from kernels.simulator.timing.backward_plan import Habits, backward_plan, drawn_plan
+
+    order = schedule or "zigzag"
+    chosen = (options if isinstance(options, blackwell_backward.BlackwellBackwardOptions)
+              else blackwell_backward.select(problem, order))
+    device = problem.layout_k.cu_seqlens.device
+    built = tables(problem, chosen, order, int(machine.sms), device).schedule
+    habits = Habits(False, False, False, False)
+    if order == "clc":
+        return drawn_plan(problem, built, "jagged_backward", chosen.block_m, chosen.ctas, habits, machine, budget)
+    return backward_plan(problem, built, "jagged_backward", chosen.block_m, chosen.ctas, habits, machine, budget)

@@ -1,0 +1,197 @@
+"""Fits the timing model's free figures on half of the H200's measurements, and checks it on the other half.
+
+    python results/modelled/calibrate.py check [--machine FILE]     both halves, and the table h200_calibration.csv
+    python results/modelled/calibrate.py fit                        new values of the free figures, on one half alone
+    python results/modelled/calibrate.py clocks                     the same of the three figures of the clock
+
+A row is one case, direction and variant of `results/baselines/nvidia-h200`, kernel scope; of a variant that was
+measured several times, the median. Its half is the last bit of the first byte of the SHA-256 of ``case_id direction
+variant``: 0 is fitted on, 1 is held. Nothing else decides where a row goes.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import itertools
+import json
+import statistics
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from harness.cases import expand  # noqa: E402
+from harness.config import load_config  # noqa: E402
+from harness.inputs import make_problem  # noqa: E402
+from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E402
+
+MEASURED = ROOT / "results/baselines/nvidia-h200"
+FILES = {"gem.csv": "gem.yaml", "ablation_fwd.csv": "ablation_fwd.yaml", "ablation_bwd.csv": "ablation_bwd.yaml"}
+TABLE = ROOT / "results/modelled/h200_calibration.csv"
+BUDGET = 500
+#: The free figures, each with the range that it may be fitted in.
+FREE: dict[str, tuple[float, float]] = {
+    "chain": (1.0, 3.0), "port_clocks": (0, 3), "tensor_clocks": (20, 200), "wake_clocks": (10, 120),
+    "l2_clocks": (300, 1100), "hbm_clocks": (500, 2000), "burst_clocks": (0, 8000), "l2_mib": (15, 50),
+    "reduce_ratio": (1, 6),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant of one case: what was measured, and how to predict it."""
+
+    case: str
+    case_id: str
+    direction: str
+    variant: str
+    options: str  # JSON
+    schedule: str | None
+    ms: float
+    clock_mhz: float
+
+    @property
+    def held(self) -> bool:
+        """Whether it is in the half that nothing is fitted on."""
+        digest = hashlib.sha256(f"{self.case_id} {self.direction} {self.variant}".encode()).digest()
+        return bool(digest[0] & 1)
+
+
+def measured() -> list[Row]:
+    """All rows, in the files' order."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for name, config in FILES.items():
+        path = MEASURED / name
+        if not path.is_file():
+            continue
+        options = _options(ROOT / "configs" / config)
+        for row in csv.DictReader(path.open()):
+            if row["scope"] != "kernel" or row["status"] != "ok" or not row["impl"].startswith("hopper/"):
+                continue
+            of_backend = options[row["backend"]]
+            one = Row(row["case"], row["case_id"], row["direction"], row["impl"],
+                      json.dumps(of_backend.get(row["direction"]) or {}), of_backend.get("schedule"),
+                      float(row["latency_ms"]), float(row["sm_clock_mhz"]))
+            found.setdefault((one.case_id, one.direction, one.variant), []).append(one)
+    return [Row(**{**vars(rows[0]), "ms": statistics.median(row.ms for row in rows),
+                   "clock_mhz": statistics.median(row.clock_mhz for row in rows)}) for rows in found.values()]
+
+
+def _options(config: Path) -> dict[str, dict[str, Any]]:
+    return {backend.name or backend.backend: dict(backend.options) for backend in load_config(config).backends}
+
+
+_CASES: dict[str, Any] = {}
+
+
+def _predict(job: tuple[Row, Machine]) -> tuple[float, float, str, dict[str, float]]:
+    import torch
+
+    torch.set_num_threads(1)
+    row, machine = job
+    if not _CASES:
+        _CASES.update({case.case_id: case for config in dict.fromkeys(FILES.values())
+                       for case in expand(load_config(ROOT / "configs" / config))})
+    problem = make_problem(_CASES[row.case_id], "cpu")
+    made = predict("hopper", problem, row.direction, machine, json.loads(row.options) or None,  # type: ignore[arg-type]
+                   row.schedule, budget=BUDGET)
+    return made.ms, made.clock_mhz, made.bound_by, dict(made.shares)
+
+
+def predictions(rows: list[Row], machine: Machine, pool: ProcessPoolExecutor) -> list[Any]:
+    """``(ms, clock, bound by, shares)`` of each row."""
+    return list(pool.map(_predict, [(row, machine) for row in rows], chunksize=4))
+
+
+def summary(rows: list[Row], ms: list[float]) -> str:
+    """Median and largest error, and how often the order of two variants of a case is right."""
+    errors = [abs(found / row.ms - 1) for row, found in zip(rows, ms, strict=True)]
+    right = total = 0
+    for (one, first), (two, second) in itertools.combinations(zip(rows, ms, strict=True), 2):
+        if (one.case_id, one.direction) == (two.case_id, two.direction) and abs(one.ms / two.ms - 1) > 0.1:
+            total += 1
+            right += (one.ms < two.ms) == (first < second)
+    over = sum(error > 0.25 for error in errors)
+    return (f"{len(rows)} rows: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, {over} beyond "
+            f"25 %; order right in {right} of {total} pairs")
+
+
+def check(machine: Machine, pool: ProcessPoolExecutor) -> None:
+    """Both halves; writes the table."""
+    rows = measured()
+    found = predictions(rows, machine, pool)
+    with TABLE.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["case", "direction", "variant", "half", "measured_ms", "modelled_ms", "error", "measured_mhz",
+                         "modelled_mhz", "bound_by"])
+        for row, (ms, clock, bound_by, _) in zip(rows, found, strict=True):
+            writer.writerow([row.case, row.direction, row.variant, "held" if row.held else "fitted", f"{row.ms:.4f}",
+                             f"{ms:.4f}", f"{ms / row.ms - 1:+.3f}", f"{row.clock_mhz:.0f}", f"{clock:.0f}", bound_by])
+    for half in (False, True):
+        for direction in ("fwd", "bwd", ""):
+            part = [(row, each[0]) for row, each in zip(rows, found, strict=True)
+                    if row.held == half and direction in row.direction]
+            if part:
+                print("held  " if half else "fitted", direction or "both",
+                      summary([row for row, _ in part], [ms for _, ms in part]))
+
+
+def fit(machine: Machine, pool: ProcessPoolExecutor, rounds: int = 2, every: int = 2) -> None:
+    """Gauss-Newton on the logarithms of the errors of every ``every``-th row, held near the start by a weak prior."""
+    rows = [row for row in measured() if not row.held][::every]
+    wanted = np.log([row.ms for row in rows])
+    names = list(FREE)
+    values = np.array([float(getattr(machine, name)) for name in names])
+    scale = np.array([high - low for low, high in FREE.values()])
+    for turn in range(rounds):
+        def residual(point: np.ndarray) -> np.ndarray:
+            changed = machine.changed(**dict(zip(names, point.tolist(), strict=True)))
+            return np.log([each[0] for each in predictions(rows, changed, pool)]) - wanted
+
+        here = residual(values)
+        print(f"round {turn}: mean square {np.mean(here**2):.5f}, median {np.median(np.abs(here)):.3f}", flush=True)
+        step = scale * 0.1
+        columns = []
+        for at, name in enumerate(names):
+            moved = values.copy()
+            moved[at] += step[at] if moved[at] + step[at] <= FREE[name][1] else -step[at]
+            columns.append((residual(moved) - here) / (moved[at] - values[at]) * scale[at])
+        slopes = np.array(columns).T
+        clipped = np.clip(here, -0.3, 0.3)
+        move = np.linalg.solve(slopes.T @ slopes + 0.02 * len(rows) * 0.01 * np.eye(len(names)), -slopes.T @ clipped)
+        values = np.clip(values + np.clip(move, -0.3, 0.3) * scale, *np.array(list(FREE.values())).T)
+        print({name: round(float(value), 3) for name, value in zip(names, values, strict=True)}, flush=True)
+    last = residual(values)
+    print(f"at the end: mean square {np.mean(last**2):.5f}, median {np.median(np.abs(last)):.3f}")
+
+
+def clocks(machine: Machine, pool: ProcessPoolExecutor) -> None:
+    """Least squares on the measured clocks."""
+    from scipy.optimize import least_squares
+
+    rows = [row for row in measured() if not row.held]
+    found = predictions(rows, machine, pool)
+    ms = np.array([row.ms for row in rows])
+    clock = np.array([row.clock_mhz for row in rows])
+    shares = np.array([[each[3]["tensor cores"], each[3]["shared memory"]] for each in found])
+
+    def wrong(point: np.ndarray) -> np.ndarray:
+        return machine.clock_mhz / (1 + shares @ point[:2] * ms / (ms + point[2])) / clock - 1
+
+    best = least_squares(wrong, [0.25, 0.22, 10], bounds=(0, [1, 1, 50]))
+    print(dict(zip(("tensor_load", "smem_load", "power_window_ms"), best.x.round(3).tolist(), strict=True)),
+          f"median error {np.median(np.abs(best.fun)):.1%}")
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:] or ["check"]
+    chosen = load_machine(rest[rest.index("--machine") + 1] if "--machine" in rest else "h200")
+    with ProcessPoolExecutor(2) as workers:
+        {"check": check, "fit": fit, "clocks": clocks}[what](chosen, workers)
