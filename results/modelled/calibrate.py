@@ -5,15 +5,12 @@
     python results/modelled/calibrate.py clocks                     the same of the three figures of the clock
 
 A row is one case, direction and variant of `results/baselines/nvidia-h200`, kernel scope; of a variant that was
-measured several times, the median. Its half is the last bit of the first byte of the SHA-256 of ``case_id direction
-variant``: 0 is fitted on, 1 is held. Nothing else decides where a row goes.
+measured several times, the median. Its half, and what is said of an error, are those of `harness.model_check`.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
-import itertools
 import json
 import statistics
 import sys
@@ -30,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from harness.cases import expand  # noqa: E402
 from harness.config import load_config  # noqa: E402
 from harness.inputs import make_problem  # noqa: E402
+from harness.model_check import HELD, WORST_LIMIT, Point, half, score  # noqa: E402
 from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E402
 
 MEASURED = ROOT / "results/baselines/nvidia-h200"
@@ -60,8 +58,7 @@ class Row:
     @property
     def held(self) -> bool:
         """Whether it is in the half that nothing is fitted on."""
-        digest = hashlib.sha256(f"{self.case_id} {self.direction} {self.variant}".encode()).digest()
-        return bool(digest[0] & 1)
+        return half(self.case_id, self.direction, self.variant) == HELD
 
 
 def measured() -> list[Row]:
@@ -112,15 +109,15 @@ def predictions(rows: list[Row], machine: Machine, pool: ProcessPoolExecutor) ->
 
 def summary(rows: list[Row], ms: list[float]) -> str:
     """Median and largest error, and how often the order of two variants of a case is right."""
-    errors = [abs(found / row.ms - 1) for row, found in zip(rows, ms, strict=True)]
-    right = total = 0
-    for (one, first), (two, second) in itertools.combinations(zip(rows, ms, strict=True), 2):
-        if (one.case_id, one.direction) == (two.case_id, two.direction) and abs(one.ms / two.ms - 1) > 0.1:
-            total += 1
-            right += (one.ms < two.ms) == (first < second)
-    over = sum(error > 0.25 for error in errors)
-    return (f"{len(rows)} rows: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, {over} beyond "
-            f"25 %; order right in {right} of {total} pairs")
+    points = [Point("", "", row.case_id, row.case, row.direction, row.variant, row.variant, row.ms, modelled)
+              for row, modelled in zip(rows, ms, strict=True)]
+    found = score(points)
+    assert found.median is not None
+    assert found.worst is not None
+    over = sum(abs(point.error) > WORST_LIMIT for point in points)
+    return (f"{found.rows} rows: median error {found.median:.1%}, largest {found.worst.error:+.1%} "
+            f"({found.worst.name}), {over} beyond {WORST_LIMIT:.0%}; order right in {found.ordered} of "
+            f"{found.pairs} pairs")
 
 
 def check(machine: Machine, pool: ProcessPoolExecutor) -> None:
@@ -134,12 +131,12 @@ def check(machine: Machine, pool: ProcessPoolExecutor) -> None:
         for row, (ms, clock, bound_by, _) in zip(rows, found, strict=True):
             writer.writerow([row.case, row.direction, row.variant, "held" if row.held else "fitted", f"{row.ms:.4f}",
                              f"{ms:.4f}", f"{ms / row.ms - 1:+.3f}", f"{row.clock_mhz:.0f}", f"{clock:.0f}", bound_by])
-    for half in (False, True):
+    for held in (False, True):
         for direction in ("fwd", "bwd", ""):
             part = [(row, each[0]) for row, each in zip(rows, found, strict=True)
-                    if row.held == half and direction in row.direction]
+                    if row.held == held and direction in row.direction]
             if part:
-                print("held  " if half else "fitted", direction or "both",
+                print("held  " if held else "fitted", direction or "both",
                       summary([row for row, _ in part], [ms for _, ms in part]))
 
 
