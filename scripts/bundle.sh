@@ -49,7 +49,7 @@ pack() { # pack ARCHIVE
 }
 
 if [ -n "$name" ]; then
-    if [ ! -e "requirements/environments/$name.txt" ]; then
+    if [[ $name == */* || ! -e "requirements/environments/$name.txt" ]]; then
         echo "error: NAME=$name: no such locked set; allowed: $(cd requirements/environments && ls | sed 's/\.txt$//' | paste -sd' ')" >&2
         exit 2
     fi

@@ -10,7 +10,7 @@ name=${1:?usage: environment.sh NAME [BUNDLE_DIR]}
 bundle=${2:+$(cd "$2" && pwd)}
 cd "$(dirname "$0")/.."
 lock=requirements/environments/$name.txt
-if [ ! -e "$lock" ]; then
+if [[ $name == */* || ! -e "$lock" ]]; then
     echo "error: NAME=$name: no such locked set; allowed: $(cd requirements/environments && ls | sed 's/\.txt$//' | paste -sd' ')" >&2
     exit 2
 fi
