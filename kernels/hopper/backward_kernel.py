@@ -73,7 +73,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
-                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, LATE: tl.constexpr, REGISTERS: tl.constexpr):
+                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, LATE: tl.constexpr, TURNS: tl.constexpr,
+                    REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -162,7 +163,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, place_in_tile > 0, before < lasts,
                                 (before < partials) & (place_in_tile > 0), scale_log2, scale, record, left, right,
-                                even, cid, DTYPE, HAS_LEFT, HAS_RIGHT)
+                                even, cid, DTYPE, TURNS, HAS_LEFT, HAS_RIGHT)
                         elif D == 128:
                             dk, dv = step_128(
                                 k_smem, v_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
@@ -187,7 +188,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     done = opaque(steps)
                     end_late(k_smem, ds_smem, staging[slot], final[2 * slot], k_slot, ready[slot], full[slot],
                              (use // STAGES) & 1, done > 0, done - 1 < lasts, (done - 1 < partials) & (done > 0), scale,
-                             (n_step + 1) % 2, cid, DTYPE)
+                             (n_step + 1) % 2, cid, DTYPE, TURNS)
                 if KEEP:
                     tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
                 else:

@@ -9,7 +9,9 @@ is in dS, for nothing: a branch round a wgmma costs more.
     8 + s + c        consumer c: its dS is in slot s       the other, before the dQ of that step
     12 + s + c       consumer c: a dQ has read slot s      the other, before it writes its dS there
 
-``s`` is 0 or 2, by the step; dS has two slots. At the start slot 2 is zeros, and slot 0 is free.
+``s`` is 0 or 2, by the step; dS has two slots. At the start slot 2 is zeros, and slot 0 is free. With TURNS a consumer
+waits for the other's dS earlier, at the start of a step: consumer 0 for that of the step before, consumer 1 for that of
+this step. So one works on scores while the other is at its products.
 """
 
 import triton
@@ -40,12 +42,20 @@ def _dq_of(k_smem, ds_smem, k_slot, side, dq, CID: tl.constexpr):
 @triton.jit
 def step_late(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
               do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, later, last, partial, scale_log2,
-              scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, HAS_LEFT: tl.constexpr,
-              HAS_RIGHT: tl.constexpr):
+              scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, TURNS: tl.constexpr,
+              HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk: 64 Q rows. ``later``: the tile has had a step before it, whose dQ this does.
 
     Of that dQ: ``last``, ``partial``, ``ready``, ``full``, ``staging`` and ``final``; as in `step_128`.
     """
+    side = even * 2
+    side = opaque(side)
+    before = 2 - side
+    if TURNS:
+        if CID == 1:
+            tlx.named_barrier_wait(8 + side, 256)
+        elif later:
+            tlx.named_barrier_wait(9 + before, 256)
     tlx.barrier_wait(q_full, q_phase)
     s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
     tlx.barrier_wait(do_full, do_phase)
@@ -60,16 +70,14 @@ def step_late(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sm
     delta = tlx.local_load(delta_smem)
     ds = (p * (dp - delta[None, :])).to(DTYPE)
     dv = tlx.async_dot(p16, do, dv)  # [64, 128]
-    side = even * 2
-    side = opaque(side)
-    before = 2 - side
     tlx.named_barrier_wait(13 + side - CID, 256)
     tlx.local_store(ds_smem[side + CID], ds)
     tlx.fence("async_shared")
     tlx.named_barrier_arrive(8 + side + CID, 256)
     dk = tlx.async_dot(ds, q, dk)  # [64, 128]
-    if later:
-        tlx.named_barrier_wait(9 + before - CID, 256)
+    if not TURNS:  # noqa: SIM102 (one is known to the compiler)
+        if later:
+            tlx.named_barrier_wait(9 + before - CID, 256)
     dq = partial_dq(staging, ready, ready_phase, partial, False)
     dq = _dq_of(k_smem, ds_smem, k_slot, before, dq, CID)
     dv = tlx.async_dot_wait(3, dv)
@@ -85,12 +93,13 @@ def step_late(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sm
 
 @triton.jit
 def end_late(k_smem, ds_smem, staging, final, k_slot, ready, full, ready_phase, some, last, partial, scale, even,
-             CID: tl.constexpr, DTYPE: tl.constexpr):
+             CID: tl.constexpr, DTYPE: tl.constexpr, TURNS: tl.constexpr):
     """A tile's last dQ, if it has ``some`` step; its slot is given back by the next tile's first step."""
     side = even * 2
     side = opaque(side)
-    if some:
-        tlx.named_barrier_wait(9 + side - CID, 256)
+    if not TURNS or CID == 0:  # noqa: SIM102
+        if some:
+            tlx.named_barrier_wait(9 + side - CID, 256)
     dq = _dq_of(k_smem, ds_smem, k_slot, side, tl.zeros([64, 64], tl.float32), CID)
     dq = tlx.async_dot_wait(0, dq)
     if partial:  # not what dq starts from, which spills here

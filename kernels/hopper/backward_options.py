@@ -34,6 +34,7 @@ class HopperBackwardOptions:
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
         late_dq: a step's dQ is computed a step later, so that the consumers need not keep in step. D = 128 only, with
             two stages of dQ and dS, dK first, and not ``ahead``.
+        turns: with ``late_dq``, one consumer is always half a step behind the other.
         kernel_delta: delta is computed inside the main kernel, from O read once a step. Needs ``ahead``. Slower so far.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
@@ -56,6 +57,7 @@ class HopperBackwardOptions:
     dk_first: bool = True
     ahead: bool = False
     late_dq: bool = False
+    turns: bool = False
     kernel_delta: bool = False
     l2_hints: bool = False
     rotate: bool = False
@@ -71,6 +73,8 @@ class HopperBackwardOptions:
             raise ValueError("kernel_delta: needs ahead")
         if self.late_dq and (self.ahead or not self.dk_first or self.dq_stages + self.ds_stages < 4):
             raise ValueError("late_dq: needs dq_stages 2, ds_stages 2 and dk_first, and not ahead")
+        if self.turns and not self.late_dq:
+            raise ValueError("turns: needs late_dq")
         if self.counted and (self.ahead or self.rotate):
             raise ValueError("counted: not with ahead or rotate")
 
@@ -84,8 +88,8 @@ class HopperBackwardOptions:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
         parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
-                 "late" * self.late_dq, "delta" * self.kernel_delta, "l2" * self.l2_hints, "rot" * self.rotate,
-                 "keep" * self.keep_dq,
+                 "late" * self.late_dq, "turns" * self.turns, "delta" * self.kernel_delta, "l2" * self.l2_hints,
+                 "rot" * self.rotate, "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)

@@ -30,6 +30,8 @@ VARIANTS = {
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
     "late": (Options(late_dq=True), {}), "late, causal": (Options(late_dq=True), {"mask": Mask.make(True)}),
+    "in turns": (Options(late_dq=True, turns=True), {}),
+    "in turns, counted": (Options(late_dq=True, turns=True, counted=True, l2_hints=True), {}),
     "late, groups": (Options(late_dq=True), {"num_heads_q": 8}),
     "late, window": (Options(late_dq=True, l2_hints=True, rotate=True), {"mask": Mask.make(True, (64, 0))}),
     "late, counted": (Options(late_dq=True, counted=True, l2_hints=True), {}),

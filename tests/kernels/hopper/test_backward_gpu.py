@@ -19,8 +19,8 @@ VARIANTS = {
     "ahead, delta inside": replace(AHEAD, kernel_delta=True), "all added": Options(direct_dq=False),
     "ahead, all added": replace(AHEAD, direct_dq=False), "ahead, L2 told": replace(AHEAD, l2_hints=True),
     "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
-    "late": Options(late_dq=True), "counted": Options(counted=True, owned_blocks=1),
-    "counted, short gap": replace(SHORT_GAP, counted=True),
+    "late": Options(late_dq=True), "in turns": Options(late_dq=True, turns=True),
+    "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
 }
 pytestmark = pytest.mark.gpu
 

@@ -16,6 +16,7 @@ from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
 
 LATE = Options(late_dq=True)
+TURNS = Options(late_dq=True, turns=True)
 COUNTED = Options(counted=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 AHEAD = Options(ahead=True)
@@ -76,6 +77,10 @@ CASES = {
     "late, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), LATE),
     "late, shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), LATE),
     "late, counted": (lambda: problem(*CROSS), replace(LATE, counted=True, owned_blocks=1)),
+    "in turns": (lambda: problem(*CROSS), TURNS),
+    "in turns, causal": (lambda: problem([300, 65], [300, 70], mask=Mask.make(True)), TURNS),
+    "in turns, heads in groups": (lambda: problem([65], [130], 4, 2), TURNS),
+    "in turns, counted": (lambda: problem([130, 0, 65], [257, 128, 0]), replace(TURNS, counted=True, owned_blocks=1)),
     "counted": (lambda: problem(*CROSS), COUNTED),
     "counted, L2 told": (lambda: problem([65, 200], [65, 400]), replace(COUNTED, l2_hints=True)),
     "all counted": (lambda: problem(SELF, SELF), replace(COUNTED, direct_dq=False)),
@@ -98,7 +103,7 @@ def test_right_in_every_mode(name):
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("options", [Options(), LATE])
+@pytest.mark.parametrize("options", [Options(), LATE, TURNS])
 def test_other_schedules(options, mode):
     case = problem(*CROSS)
     check(case, *tensors(case), options, mode=mode)
