@@ -47,7 +47,8 @@ def write_trace(path: Path, rows: Iterable[Modelled]) -> None:
 
 def _process(pid: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
     tid = 0
-    for lane, found in _grouped(events, lambda event: event.lane.partition("/")[2]):
+    lanes = _grouped(events, lambda event: event.lane.partition("/")[2])
+    for lane, found in sorted(lanes, key=lambda each: each[0].partition("/")[0]):  # those of a CTA follow each other
         for place, thread in enumerate(_threads(found)):
             tid += 1
             yield _name("thread_name", pid, tid, lane if place == 0 else f"{lane} ({place + 1})")

@@ -99,6 +99,13 @@ def test_an_sm_is_a_process_and_each_role_and_engine_a_thread():
         ("long fwd jfa, sm1, modelled for h200", "cta1/loader")]
 
 
+def test_lanes_of_a_cta_follow_each_other():
+    mixed = [Event(f"sm0/{lane}", "x", at, 1.0, None) for at, lane in enumerate(
+        ("cta9/default", "cta4/default", "cta9/TMA load", "cta4/loader"))]
+    assert [lane for _, lane in threads(trace_json([row(mixed)]))] == [
+        "cta4/default", "cta4/loader", "cta9/default", "cta9/TMA load"]
+
+
 def test_rows_are_processes_of_their_own():
     trace = trace_json([row(), row(case="short"), row(events=())])
     named = [each for each in trace["traceEvents"] if each["name"] == "process_name"]

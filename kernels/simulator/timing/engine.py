@@ -94,7 +94,7 @@ class TimedMachine(Machine):
     def add(self, task: Task) -> None:
         """A task begins now."""
         self.tasks.append(task)
-        self._clocks[task] = TaskClock(task.name, task.num_warps, self.time)
+        self._clocks[task] = TaskClock(f"sm0/{task.name}", task.num_warps, self.time)
         self._push(self.time, task)
 
     def add_operation(self, op: Operation) -> None:
