@@ -75,6 +75,15 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def write(path: Path, results: dict[str, tuple[list[float], float]], where: str) -> None:
+    """Losses by step, with the tokens/s of the whole step and where they were measured."""
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["attention", "step", "loss", "tokens_per_s", "device", "torch"])
+        rows.writerows([name, step + 1, f"{loss:.6f}", f"{speed:.0f}", where, torch.__version__]
+                       for name, (losses, speed) in results.items() for step, loss in enumerate(losses))
+
+
 def draw(path: Path, results: dict[str, tuple[list[float], float]], where: str) -> None:
     """Losses by step, one line an attention, with the device they ran on and the tokens/s of the whole step."""
     import matplotlib
@@ -88,6 +97,7 @@ def draw(path: Path, results: dict[str, tuple[list[float], float]], where: str) 
     axes.set(xlabel="step", ylabel="loss", title=f"GemBlock, measured on {where}")
     axes.legend()
     figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
 
 
 def main() -> int:
@@ -105,25 +115,20 @@ def main() -> int:
     size = "tiny" if arguments.tiny else "real"
     steps = arguments.steps or SIZES[size][-1]
     names = arguments.attention or ["jfa", "sdpa", *(["jfa+compile", *_installed()] if device.type == "cuda" else [])]
-    results = {name: train(name.removesuffix("+compile"), size, steps, device, name.endswith("+compile"))
-               for name in names}
-
-    print(f"GemBlock, {size} size, torch {torch.__version__}, on {where}")
-    first = results[names[0]][0]
+    print(f"GemBlock, {size} size, torch {torch.__version__}, on {where}", flush=True)
+    results: dict[str, tuple[list[float], float]] = {}
     worst = 0.0
-    for name, (losses, speed) in results.items():
-        apart = max(abs(one - other) for one, other in zip(losses, first, strict=True))
+    for name in names:
+        losses, speed = train(name.removesuffix("+compile"), size, steps, device, name.endswith("+compile"))
+        results[name] = losses, speed
+        apart = max(abs(one - other) for one, other in zip(losses, results[names[0]][0], strict=True))
         worst = max(worst, apart)
         print(f"{name:12} loss {losses[0]:.4f} -> {losses[-1]:.4f}  {speed:10,.0f} tokens/s  "
-              f"at most {apart:.1e} from {names[0]}")
-    if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(["attention", "step", "loss", "tokens_per_s", "device", "torch"])
-            rows.writerows([name, step + 1, f"{loss:.6f}", f"{speed:.0f}", where, torch.__version__]
-                           for name, (losses, speed) in results.items() for step, loss in enumerate(losses))
-    if arguments.plot:
-        draw(arguments.plot, results, where)
+              f"at most {apart:.1e} from {names[0]}", flush=True)
+        if arguments.csv:
+            write(arguments.csv, results, where)
+        if arguments.plot:
+            draw(arguments.plot, results, where)
     if worst > LOSS_TOLERANCE:
         print(f"losses differ by {worst:.4f}, more than {LOSS_TOLERANCE}", file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ Mode = Literal["self", "cross", "short_kv", "broadcast_q"]
 Hazard = Literal["none", "stride0", "noncontiguous", "nonfinite_neighbours", "low_lse", "guard"]
 DType = Literal["bf16", "fp16"]
 DeviceType = Literal["cpu", "cuda"]
-Engine = Literal["cuda_events", "tritonbench"]
+Engine = Literal["cuda_events", "cuda_events_sustained", "tritonbench"]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**24)]
 Heads = Annotated[int, Field(strict=True, ge=1, le=1024)]
 HeadDim = Annotated[int, Field(strict=True, ge=8, le=256, multiple_of=8)]
@@ -60,8 +60,8 @@ class TimingConfig(StrictModel):
     """How each row is timed."""
 
     engine: Engine = Field(
-        default="cuda_events", description="what takes the time: CUDA events on a GPU (the host's clock on a CPU), or "
-        "[TritonBench's do_bench](tritonbench.md)")
+        default="cuda_events", description="what takes the time: CUDA events on a GPU (the host's clock on a CPU), the "
+        "same without a pause between calls, or TritonBench's do_bench; see [there](tritonbench.md)")
     cold_l2: Flag = Field(default=True, description="flush the GPU's L2 cache before every sample")
     warmup: Annotated[int, Field(strict=True, ge=1, le=10_000)] = Field(
         default=3, description="untimed calls before the first sample of each block")

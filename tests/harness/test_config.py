@@ -130,7 +130,8 @@ def test_yaml_anchors_share_a_list(load):
     ("[jfa]", "[jfa]\ntiming: {min_samples: 201}",
      ":3: timing.max_samples: got 200; allowed: at least min_samples, 201"),
     ("[jfa]", "[jfa]\ntiming: {engine: stopwatch}",
-     ":3: timing.engine: got 'stopwatch'; allowed: cuda_events, tritonbench"),
+     ":3: timing.engine: got 'stopwatch'; allowed: cuda_events, cuda_events_sustained, "
+     "tritonbench"),
     ("[jfa]", "[jfa]\ntimeout_s: .inf", ":3: timeout_s: got inf; allowed: a finite number"),
     ("[jfa]", "[jfa]\ndirections: [fwd, fwd]", ":3: directions[1]: 'fwd' stands there twice; allowed: each once"),
     ("name: example", "name: two words",

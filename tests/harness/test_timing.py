@@ -62,6 +62,28 @@ def test_garbage_is_not_collected_within_a_block_but_again_after_it() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.parametrize(("engine", "spins"), [("cuda_events", 12), ("cuda_events_sustained", 1)])
+def test_a_sustained_batch_has_one_pause(monkeypatch: pytest.MonkeyPatch, engine: str, spins: int) -> None:
+    log: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            log.append("event")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1.0
+
+    timer = Timer(CPU)
+    monkeypatch.setattr(timer, "device", torch.device("cuda"))
+    monkeypatch.setattr(timer, "_synchronize", lambda: None)
+    monkeypatch.setattr(timing, "_event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("spin"))
+    plan = BlockPlan(host_ahead=True, engine=engine, warmup=1, min_samples=12, max_samples=12)
+    assert timer.sample(lambda: log.append("call"), plan) == [1.0] * 12
+    assert log.count("spin") == spins
+    assert log[log.index("spin"):][:4] == ["spin", "event", "call", "event"]
+
+
 def test_a_call_that_raises_is_not_swallowed() -> None:
     def fail() -> None:
         raise RuntimeError("broken kernel")

@@ -180,20 +180,18 @@ def test_a_run_takes_its_times_by_do_bench_and_says_so(config, tmp_path):
     assert (records["n_samples"] >= 30).all()
 
 
-def test_the_agreement_of_the_three_ways_is_a_row_a_backend_and_direction(config, tmp_path):
+def test_the_agreement_of_the_ways_is_a_row_a_backend_and_direction(config, tmp_path):
     path = config(backends=["padded"], good="")
     path.write_text(path.read_text().replace("max_seconds: 0.1", "max_seconds: 0.1\nscopes: [kernel]"))
     done = python("-m", "harness.integrations.tritonbench.agreement", path, "--out", tmp_path / "agreement.csv")
     assert done.returncode in (0, 1), done.stderr  # how far apart they are on a busy CPU is chance
-    assert "furthest from our timer: " in done.stdout
+    assert "furthest from cuda_events_sustained: " in done.stdout
     with (tmp_path / "agreement.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["backend"], row["direction"]) for row in rows] == [
         ("fake", "fwd"), ("fake", "bwd"), ("padded", "fwd"), ("padded", "bwd")]
-    for row in rows:
-        ours, engine, operator = (float(row[f"{way}_ms"]) for way in ("cuda_events", "engine", "operator"))
-        assert float(row["engine_ratio"]) == pytest.approx(engine / ours, abs=1e-3)
-        assert float(row["operator_ratio"]) == pytest.approx(operator / ours, abs=1e-3)
+    ways = ("cuda_events", "cuda_events_sustained", "tritonbench", "operator")
+    assert all(float(row[f"{way}_ms"]) > 0 for row in rows for way in ways)
     wrong = config(good="wrong")
     done = python("-m", "harness.integrations.tritonbench.agreement", wrong, "--out", tmp_path / "agreement.csv")
     assert done.returncode == 2
@@ -223,11 +221,11 @@ def test_one_revision_is_pinned_wherever_it_is_named():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not INSTALLED, reason="TritonBench is not installed")
-def test_both_engines_agree_on_a_gpu():
+def test_engines_without_pauses_agree_on_a_gpu():
     device = torch.device("cuda")
     x = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
     timer = Timer(device)
-    medians = {engine: [] for engine in ("cuda_events", "tritonbench")}
+    medians = {engine: [] for engine in ("cuda_events_sustained", "tritonbench")}
     for _ in range(3):
         for engine, found in medians.items():
             found += timer.sample(lambda: x @ x, BlockPlan(host_ahead=True, engine=engine, max_seconds=0.2))
