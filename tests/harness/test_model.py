@@ -284,3 +284,22 @@ def test_ctrl_c_keeps_what_is_modelled(config, tmp_path, monkeypatch):
     said = harness("model", config, "--out", tmp_path / "o", "--no-plots", code=130)
     assert said == "interrupted; 1 of 10 rows were modelled, and are kept\n"
     assert [row.direction for row in load_modelled(tmp_path / "o" / "tiny.modelled.csv")] == ["fwd"]
+
+
+@pytest.mark.parametrize(("machine", "backends"), [("h200", ["jfa", "jfa_unsorted"]), ("b200", ["jfa_b200"])])
+def test_the_model_itself_predicts_a_config_with_its_switches(tmp_path, machine, backends):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(fake_engine.CONFIG)
+    chosen = [word for name in backends for word in ("--backend", name)]
+    harness("model", path, "--machine", machine, "--case", "long", *chosen, "--out", tmp_path / "o", "--trace",
+            tmp_path / "t.json")
+    rows = load_modelled(tmp_path / "o" / "tiny.modelled.csv")
+    assert {row.backend for row in rows} == set(backends)
+    for row in rows:
+        assert (row.machine, row.status.value) == (machine, "modelled"), row.message
+        assert 0.001 < row.predicted_ms < 1
+        assert 0 < row.bound_share <= 1
+        assert len(row.machine_digest) == 12
+    trace = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert {each["args"].get("name", "").split(",")[1] for each in trace if each["name"] == "process_name"} == {" sm0"}
+    assert sum(each.get("cat") == "stall" for each in trace) > 5
