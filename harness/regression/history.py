@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,18 +123,26 @@ def read_history(path: Path) -> list[HistoryRow]:
         raise UserError(f"{path}: is a directory; a history is a CSV file")
     if not path.is_file():
         raise UserError(f"{path}: no such file; harness baseline update and harness history --add write it")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{path}: can't be read as a history: byte {error.start} is no UTF-8") from None
+    if text and not text.endswith("\n"):
+        raise Refused(f"{path}: its last line has no end, so it was cut short; restore it")
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(HISTORY_COLUMNS):
-            raise Refused(f"{path}: not a history of schema {HISTORY_SCHEMA}: its columns differ")
-        for line in reader:
-            try:
-                rows.append(HistoryRow.model_validate(
-                    {name: None if name in _MAY_BE_EMPTY and cell == "" else cell for name, cell in line.items()}))
-            except (ValidationError, TypeError) as error:
-                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-                raise Refused(f"{path}: line {reader.line_num}: {said}") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    if reader.fieldnames != list(HISTORY_COLUMNS):
+        raise Refused(f"{path}: not a history of schema {HISTORY_SCHEMA}: its columns differ")
+    for line in reader:
+        if line["history_schema"] != str(HISTORY_SCHEMA):
+            raise Refused(f"{path}: line {reader.line_num}: history_schema is {line['history_schema']}; this version "
+                          f"reads {HISTORY_SCHEMA}")
+        try:
+            rows.append(HistoryRow.model_validate(
+                {name: None if name in _MAY_BE_EMPTY and cell == "" else cell for name, cell in line.items()}))
+        except (ValidationError, TypeError) as error:
+            said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise Refused(f"{path}: line {reader.line_num}: {said}") from None
     return rows
 
 

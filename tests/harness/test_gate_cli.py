@@ -322,6 +322,14 @@ def test_history_marks_the_commit_that_changed_a_row(tmp_path):
 def test_a_history_of_another_schema_is_refused(tmp_path):
     (tmp_path / "h.csv").write_text("a,b\n1,2\n")
     assert "its columns differ" in refused("history", tmp_path / "h.csv")
+    history = tmp_path / "whole.csv"
+    harness("history", history, "--add", made(tmp_path, "now", 100))
+    whole = history.read_bytes()
+    for content, said in ((whole[:-1], "its last line has no end, so it was cut short"),
+                          (whole + b"\xff\n", f"byte {len(whole)} is no UTF-8"),
+                          (whole.replace(b"\n1,", b"\n2,", 1), "line 2: history_schema is 2; this version reads 1")):
+        history.write_bytes(content)
+        assert said in refused("history", history)
     assert "no such file" in harness("history", tmp_path / "none.csv", code=2)
     assert "is a directory" in harness("history", tmp_path, code=2)
 
