@@ -212,6 +212,10 @@ def _notes(run: Run, baseline: Run, noise: Noise) -> list[str]:
     elif baseline.run_id not in noise.run_ids:
         notes.append("the noise file is not of the baseline's own A/A runs: it gives the scatter, the baseline's one "
                      "run the centre")
+    for side, which in ((run, "run"), (baseline, "baseline")):
+        if "True" in side.values("dirty"):
+            notes.append(f"the {which}'s checkout differed from its commit {_listed(side, 'commit')}: what it measured "
+                         "is in no commit")
     names = {record.case_id: record.case for record in baseline.records}
     for case_id, name in {record.case_id: record.case for record in run.records}.items():
         if case_id in names and names[case_id] != name:

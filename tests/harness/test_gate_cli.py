@@ -136,6 +136,14 @@ def test_a_renamed_case_passes_and_is_noted(site, tmp_path):
     assert "case self_u512 is called short_rows in the run; it is the same work" in result.stdout
 
 
+def test_a_run_of_a_dirty_checkout_passes_and_is_noted(site, tmp_path):
+    now = made(tmp_path, "now", 100, dirty=True)
+    result = invoke("gate", now, "--baseline", site / "baselines" / "gate.csv")
+    assert result.exit_code == 0, result.output
+    assert "note: the run's checkout differed from its commit" in result.stdout
+    assert "the baseline's checkout differed" not in result.stdout
+
+
 @pytest.mark.parametrize("name", ["gate.csv", "gate.samples.csv", "gate.noise.csv"])
 def test_a_baseline_edited_by_hand_is_refused(baseline, tmp_path, name):
     file = baseline.with_name(name)
