@@ -70,11 +70,15 @@ def _cell(by_case: pd.DataFrame, case_id: str) -> str:
     return f"{row['ratio']:.3f}" + ("" if row["clear"] else "~")
 
 
+def _unclear(rows: list[list[str]]) -> bool:
+    return any(cell.endswith("~") for row in rows for cell in row)
+
+
 def ablation_table(ratios: pd.DataFrame, direction: str, full: str, what: str = "Latency") -> Table:
     """The cells of one direction for the terminal; ``what`` the ratios are of."""
     headings, rows = ablation_cells(ratios, direction)
     scope = ratios["scope"].iloc[0]
-    noise = " (~: within noise)" if any(cell.endswith("~") for row in rows for cell in row) else ""
+    noise = " (~: within noise)" if _unclear(rows) else ""
     table = new_table(f"{what} over that of {full}, {direction}, {scope} scope{noise}")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left", no_wrap=True)
@@ -91,7 +95,8 @@ def ablation_markdown(ratios: pd.DataFrame, full: str, what: str = "Latency") ->
             continue
         headings, rows = ablation_cells(ratios, direction)
         scope = ratios["scope"].iloc[0]
-        parts += [f"{what} over that of `{full}`, {direction}, {scope} scope; `~`: within noise.", ""]
+        noise = "; `~`: within noise" if _unclear(rows) else ""
+        parts += [f"{what} over that of `{full}`, {direction}, {scope} scope{noise}.", ""]
         parts += ["| " + " | ".join(row) + " |" for row in (headings, [":--"] + ["--:"] * (len(headings) - 1), *rows)]
         parts.append("")
     return "\n".join(parts)

@@ -73,6 +73,8 @@ def ablation_command(
         ratios = ablate(records, full, scope.value, rivals)
     except UserError as error:
         raise UserError(f"{csv}: {error}") from None
+    if modelled:
+        ratios = ratios.assign(clear=True)  # there is no noise
     if form is TableFormat.csv:
         typer.echo(ratios.to_csv(index=False, lineterminator="\n"), nl=False)
     elif form is TableFormat.markdown:

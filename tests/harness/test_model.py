@@ -196,8 +196,9 @@ def test_an_ablation_says_modelled_and_takes_no_measured_rows_beside(modelled, t
     table = " ".join(harness("ablation", modelled).split())
     assert table.startswith("Latency modelled for h200, not measured, over that of jfa, fwd, kernel scope")
     assert "1.250" in table
+    assert "noise" not in table
     markdown = harness("ablation", modelled, "--format", "markdown")
-    assert markdown.startswith("Latency modelled for h200, not measured, over that of `jfa`")
+    assert markdown.startswith("Latency modelled for h200, not measured, over that of `jfa`, fwd, kernel scope.")
     rows = pd.read_csv(harness_csv(tmp_path, harness("ablation", modelled, "--format", "csv")))
     assert set(rows["status"]) == {"modelled", "unsupported", "crash"}
     assert rows.loc[rows["variant"] == "jfa_unsorted", "ratio"].tolist() == pytest.approx([1.25, 1.25])
