@@ -2,8 +2,8 @@
 
     python docs/fill_versions.py
 
-The table stands between ``<!-- versions of CSV -->`` and ``<!-- end -->``; CSV is a path from the repository's root. A ratio is a
-quotient of medians of one run, in which the backends took turns.
+The table stands between ``<!-- versions of CSV -->`` and ``<!-- end -->``; CSV is a path from the repository's root. A
+ratio is a quotient of medians of one run, in which the backends took turns.
 """
 
 from __future__ import annotations
