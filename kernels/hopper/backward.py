@@ -129,7 +129,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
             "ROTATE": options.rotate and not problem.broadcast_q, "COUNTED": counted(problem, options),
             "LATE": options.late_dq and problem.head_dim == 128 and not _keeps(problem, options),
-            "TURNS": options.turns, "REGISTERS": 232}
+            "TURNS": options.turns, "SKIP": options.skip_half, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

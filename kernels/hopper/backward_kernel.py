@@ -45,7 +45,7 @@ import triton.language.extra.tlx as tlx
 from kernels.hopper.backward_counted import await_adds, cast_counted, count_add
 from kernels.hopper.backward_late import begin_late, end_late, step_late
 from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done, tile_at
-from kernels.hopper.backward_step import step_64, step_128
+from kernels.hopper.backward_step import step_64, step_128, step_without_keys
 from kernels.hopper.ragged import load_rows, store_rows
 
 
@@ -74,7 +74,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
                     ROTATE: tl.constexpr, COUNTED: tl.constexpr, LATE: tl.constexpr, TURNS: tl.constexpr,
-                    REGISTERS: tl.constexpr):
+                    SKIP: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -124,11 +124,15 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             if LATE:
                 begin_late(ds_smem, cid, DTYPE)
             steps = tl.load(tiles + start * FIELDS + 6)
+            if SKIP:
+                keys = tl.load(tiles + start * FIELDS + 4) - tl.load(tiles + start * FIELDS + 5)
             for place in tl.range(begin, end, num_stages=1):
                 t = tile_at(place, begin, end, start, ROTATE)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
                 after = tile_at(tl.minimum(place + 1, end - 1), begin, end, start, ROTATE)
                 steps2 = tl.load(tiles + after * FIELDS + 6)
+                if SKIP:
+                    keys2 = tl.load(tiles + after * FIELDS + 4) - tl.load(tiles + after * FIELDS + 5)
                 record = tiles + t * FIELDS
                 cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
                 partials, lasts = tl.load(record + 10), tl.load(record + 12)
@@ -138,8 +142,25 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 dv = tl.zeros([HALF, D], tl.float32)
                 tlx.barrier_wait(k_full[kb], kv_phase)
                 tlx.barrier_wait(v_full[kb], kv_phase)
+                whole = steps  # steps with keys for this consumer
+                if SKIP and cid == 1:
+                    whole = tl.where(keys <= HALF, 0, steps)
                 for g in tl.range(0, GROUP, num_stages=1):
-                    for i in tl.range(0, steps, num_stages=1):
+                    if SKIP and cid == 1:
+                        for i in tl.range(whole, steps, num_stages=1):
+                            qb = n_step % NUM_Q
+                            db = n_step % NUM_DO
+                            use = n_step + n_kv
+                            slot = cid if KEEP else use % STAGES * 2 + cid
+                            k_slot = kb * 2
+                            k_slot = opaque(k_slot)
+                            step_without_keys(
+                                k_smem, ds_smem, staging[slot], final[2 * slot], k_slot, q_full[qb], q_empty[qb],
+                                (n_step // NUM_Q) & 1, do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot],
+                                full[slot], (use // STAGES) & 1, i < lasts, n_step > 0 if KEEP else i < partials,
+                                scale, n_step % 2, cid, DTYPE, D, DS_STAGES, DK_FIRST, KEEP)
+                            n_step += 1
+                    for i in tl.range(0, whole, num_stages=1):
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
                         use = n_step + n_kv
@@ -216,6 +237,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     tlx.barrier_arrive(k_empty[kb])
                 n_kv += 1  # noqa: SIM113
                 steps = steps2
+                if SKIP:
+                    keys = keys2
             if KEEP:
                 tlx.fence("async_shared")
                 tlx.barrier_arrive(full[cid])

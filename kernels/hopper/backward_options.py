@@ -35,6 +35,8 @@ class HopperBackwardOptions:
         late_dq: a step's dQ is computed a step later, so that the consumers need not keep in step. D = 128 only, with
             two stages of dQ and dS, dK first, and not ``ahead``.
         turns: with ``late_dq``, one consumer is always half a step behind the other.
+        skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
+            Not with ``ahead`` or ``late_dq``.
         kernel_delta: delta is computed inside the main kernel, from O read once a step. Needs ``ahead``. Slower so far.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
@@ -58,6 +60,7 @@ class HopperBackwardOptions:
     ahead: bool = False
     late_dq: bool = False
     turns: bool = False
+    skip_half: bool = False
     kernel_delta: bool = False
     l2_hints: bool = False
     rotate: bool = False
@@ -75,6 +78,8 @@ class HopperBackwardOptions:
             raise ValueError("late_dq: needs dq_stages 2, ds_stages 2 and dk_first, and not ahead")
         if self.turns and not self.late_dq:
             raise ValueError("turns: needs late_dq")
+        if self.skip_half and (self.ahead or self.late_dq):
+            raise ValueError("skip_half: not with ahead or late_dq")
         if self.counted and (self.ahead or self.rotate):
             raise ValueError("counted: not with ahead or rotate")
 
@@ -88,8 +93,8 @@ class HopperBackwardOptions:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
         parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
-                 "late" * self.late_dq, "turns" * self.turns, "delta" * self.kernel_delta, "l2" * self.l2_hints,
-                 "rot" * self.rotate, "keep" * self.keep_dq,
+                 "late" * self.late_dq, "turns" * self.turns, "skip" * self.skip_half, "delta" * self.kernel_delta,
+                 "l2" * self.l2_hints, "rot" * self.rotate, "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)

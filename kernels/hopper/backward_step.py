@@ -145,3 +145,34 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
+
+
+@triton.jit
+def step_without_keys(k_smem, ds_smem, staging, final, k_slot, q_full, q_empty, q_phase, do_full, do_empty, do_phase,
+                      ready, full, ready_phase, last, partial, scale, even, CID: tl.constexpr, DTYPE: tl.constexpr,
+                      D: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, KEEP: tl.constexpr):
+    """A step for a consumer that has no keys in this tile: its dS is zeros, and only its part of dQ is left to do."""
+    PARTS: tl.constexpr = 128 // D  # of dS
+    tlx.barrier_wait(q_full, q_phase)
+    tlx.barrier_arrive(q_empty)
+    tlx.barrier_wait(do_full, do_phase)
+    tlx.barrier_arrive(do_empty)
+    side = even * 2 * PARTS * (DS_STAGES - 1)
+    side = opaque(side)
+    if DS_STAGES == 1 and not KEEP:
+        tlx.named_barrier_wait(12, 256)
+    for part in tl.static_range(PARTS):
+        tlx.local_store(ds_smem[side + 2 * part + CID], tl.zeros([64, 64], DTYPE))
+    tlx.fence("async_shared")
+    if DK_FIRST and D == 128:
+        tlx.named_barrier_arrive(8 + side + CID, 256)
+        tlx.named_barrier_wait(9 + side - CID, 256)
+    else:
+        tlx.named_barrier_wait(9, 256)
+    dq = partial_dq(staging, ready, ready_phase, partial, KEEP)
+    if D == 128:
+        dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
+    else:
+        dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
+    dq = tlx.async_dot_wait(0, dq)
+    hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)

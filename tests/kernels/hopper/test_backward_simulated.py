@@ -15,6 +15,7 @@ from kernels.mask import Mask
 from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
 
+SKIP = Options(skip_half=True)
 LATE = Options(late_dq=True)
 TURNS = Options(late_dq=True, turns=True)
 COUNTED = Options(counted=True, owned_blocks=1)
@@ -77,6 +78,15 @@ CASES = {
     "late, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), LATE),
     "late, shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), LATE),
     "late, counted": (lambda: problem(*CROSS), replace(LATE, counted=True, owned_blocks=1)),
+    "half skipped": (lambda: problem(*CROSS), SKIP),
+    "half skipped, all added": (lambda: problem(SELF, SELF), replace(SKIP, direct_dq=False)),
+    "half skipped, causal": (lambda: problem([300, 65], [300, 40], mask=Mask.make(True)), SKIP),
+    "half skipped, heads in groups": (lambda: problem([65, 70], [130, 60], 4, 2), SKIP),
+    "half skipped, K and V twice": (lambda: problem(*CROSS), replace(SHORT_GAP, skip_half=True)),
+    "half skipped, D = 64": (lambda: problem(SELF, SELF, dim=64), replace(SKIP, **ONCE)),
+    "half skipped, dQ kept": (lambda: problem(32, [64, 0, 130, 300], 2, 2),
+                              replace(SHORT_GAP, dk_first=True, keep_dq=True, skip_half=True)),
+    "half skipped, counted": (lambda: problem(*CROSS), replace(COUNTED, skip_half=True)),
     "in turns": (lambda: problem(*CROSS), TURNS),
     "in turns, causal": (lambda: problem([300, 65], [300, 70], mask=Mask.make(True)), TURNS),
     "in turns, heads in groups": (lambda: problem([65], [130], 4, 2), TURNS),
@@ -103,7 +113,7 @@ def test_right_in_every_mode(name):
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("options", [Options(), LATE, TURNS])
+@pytest.mark.parametrize("options", [Options(), LATE, TURNS, SKIP])
 def test_other_schedules(options, mode):
     case = problem(*CROSS)
     check(case, *tensors(case), options, mode=mode)
@@ -118,10 +128,11 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     check(case, q, k, v, dout, Options(owned_blocks=0))
     check(case, q, k, v, dout, COUNTED)
     check(case, q, k, v, dout, LATE)
+    check(case, q, k, v, dout, SKIP)
     check(case, q, k, v, dout, AHEAD)
 
 
-@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, LATE])
+@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, LATE, SKIP])
 def test_a_sequence_of_nan_stays_among_itself(options):
     case = problem(SELF, SELF)
     q, k, v, dout = tensors(case)
