@@ -133,7 +133,10 @@ def hopeful_step(s, m, scale, EMULATED: tl.constexpr):
 
 @triton.constexpr_function
 def _settling(scores, outputs):
-    """PTX of `settle` and its constraints, for ``scores`` and ``outputs`` parts of S and O, in two rows a thread."""
+    """PTX of `settle` and its constraints, for ``scores`` and ``outputs`` parts of S and O, in two rows a thread.
+
+    Results are written before all operands are read, hence ``=&``: without it they may get an operand's register.
+    """
     limit = LIMIT.value
     written, read = 2 * (scores + 2 + outputs), 2 * (2 * scores + 4 + outputs)
     names = iter(f"${i}" for i in range(written + read))
@@ -144,25 +147,27 @@ def _settling(scores, outputs):
     p_out, m_out, norm_out, acc_out = take(scores), take(1), take(1), take(outputs)
     s, p, m, norm, sums, factor, acc = take(scores), take(scores), take(1), take(1), take(1), take(1), take(outputs)
     scale = factor[0]
-    lines = [f"// settle {scores} {outputs} {limit}", "{", ".reg .pred bad, any, none;", ".reg .f32 t, u, a, x;",
-             f"add.f32 t, {sums[0]}, {sums[1]};",
-             f"setp.gtu.f32 bad, t, {limit};", "vote.sync.any.pred any, bad, 0xffffffff;"]
-    lines += [f"mov.f32 {a}, {b};" for a, b in zip(p_out + m_out + acc_out, p + m + acc, strict=True)]
-    lines += [f"add.f32 {a}, {b}, {c};" for a, b, c in zip(norm_out, norm, sums, strict=True)]
+    lines = [f"// settle {scores} {outputs} {limit}", "{", ".reg .pred bad, any, none;",
+             ".reg .f32 t, u, a, more0, more1;",
+             f"add.f32 t, {sums[0]}, {sums[1]};", f"setp.gtu.f32 bad, t, {limit};",
+             "vote.sync.any.pred any, bad, 0xffffffff;", f"mov.f32 more0, {sums[0]};", f"mov.f32 more1, {sums[1]};"]
+    lines += [f"mov.f32 {out}, {old};" for out, old in zip(p_out + m_out + norm_out + acc_out, p + m + norm + acc,
+                                                           strict=True)]
     lines += ["@!any bra.uni DONE;"]
     for row in (0, 1):
+        more = f"more{row}"
         lines += [f"max.f32 t, {s[row]}, {s[row + 2]};", *(f"max.f32 t, t, {each};" for each in s[row + 4::2])]
         for lanes in (1, 2):
             lines += [f"shfl.sync.bfly.b32 u, t, {lanes}, 0x1f, 0xffffffff;", "max.f32 t, t, u;"]
-        lines += [f"mul.f32 t, t, {scale};", f"max.f32 {m_out[row]}, t, {m[row]};",
-                  f"setp.eq.f32 none, {m_out[row]}, 0fFF800000;", f"selp.f32 u, 0f00000000, {m_out[row]}, none;",
-                  f"sub.f32 a, {m[row]}, u;", "ex2.approx.ftz.f32 a, a;", "neg.f32 u, u;", "mov.f32 x, 0f00000000;"]
+        lines += [f"mul.f32 t, t, {scale};", f"max.f32 t, t, {m_out[row]};", "setp.eq.f32 none, t, 0fFF800000;",
+                  "selp.f32 u, 0f00000000, t, none;", f"sub.f32 a, {m_out[row]}, u;", f"mov.f32 {m_out[row]}, t;",
+                  "ex2.approx.ftz.f32 a, a;", "neg.f32 u, u;", f"mov.f32 {more}, 0f00000000;"]
         for score, out in zip(s[row::2], p_out[row::2], strict=True):
             lines += [f"fma.rn.f32 {out}, {score}, {scale}, u;", f"ex2.approx.ftz.f32 {out}, {out};",
-                      f"add.f32 x, x, {out};"]
-        lines += [f"fma.rn.f32 {norm_out[row]}, {norm[row]}, a, x;"]
-        lines += [f"mul.f32 {out}, {old}, a;" for out, old in zip(acc_out[row::2], acc[row::2], strict=True)]
-    return "\n".join([*lines, "DONE:", "}"]), ",".join(["=f"] * written + ["f"] * read)
+                      f"add.f32 {more}, {more}, {out};"]
+        lines += [f"mul.f32 {out}, {out}, a;" for out in [norm_out[row], *acc_out[row::2]]]
+    lines += ["DONE:", *(f"add.f32 {norm_out[row]}, {norm_out[row]}, more{row};" for row in (0, 1))]
+    return "\n".join([*lines, "}"]), ",".join(["=&f"] * written + ["f"] * read)
 
 
 @triton.constexpr_function
