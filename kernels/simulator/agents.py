@@ -79,7 +79,7 @@ class Operation(Actor):
         super().__init__(task.clock, task.fenced)
         machine = task.cta.machine
         self.machine, self.cta, self.kind, self.run, self.signal = machine, task.cta, kind, run, signal
-        self.work, self.done_at = work, 0.0  # done_at: for a scheduler that keeps time
+        self.work, self.began_at = work, 0.0  # began_at: for a scheduler that keeps time
         self.after_ops = [op for op in after if op is not None]
         for op in self.after_ops:
             self.acquire(op.finished())

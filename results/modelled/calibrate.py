@@ -2,7 +2,7 @@
 
     python results/modelled/calibrate.py check [--machine FILE]     both halves, and the table h200_calibration.csv
     python results/modelled/calibrate.py fit                        new values of the free figures, on one half alone
-    python results/modelled/calibrate.py clocks                     the same of the three figures of the clock
+    python results/modelled/calibrate.py clocks                     the same of the two figures of the clock
 
 A row is one case, direction and variant of `results/baselines/nvidia-h200`, kernel scope; of a variant that was
 measured several times, the median. Its half, and what is said of an error, are those of `harness.model_check`.
@@ -33,12 +33,11 @@ from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E40
 MEASURED = ROOT / "results/baselines/nvidia-h200"
 FILES = {"gem.csv": "gem.yaml", "ablation_fwd.csv": "ablation_fwd.yaml", "ablation_bwd.csv": "ablation_bwd.yaml"}
 TABLE = ROOT / "results/modelled/h200_calibration.csv"
-BUDGET = 500
 #: The free figures, each with the range that it may be fitted in.
 FREE: dict[str, tuple[float, float]] = {
     "chain": (1.0, 3.0), "port_clocks": (0, 3), "tensor_clocks": (20, 200), "wake_clocks": (10, 120),
-    "l2_clocks": (300, 1100), "hbm_clocks": (500, 2000), "burst_clocks": (0, 8000), "l2_mib": (15, 50),
-    "reduce_ratio": (1, 6),
+    "l2_clocks": (300, 1100), "hbm_clocks": (500, 2000), "l2_mib": (15, 50), "reduce_ratio": (1, 6),
+    "launch_us": (1, 10),
 }
 
 
@@ -98,7 +97,7 @@ def _predict(job: tuple[Row, Machine]) -> tuple[float, float, str, dict[str, flo
                        for case in expand(load_config(ROOT / "configs" / config))})
     problem = make_problem(_CASES[row.case_id], "cpu")
     made = predict("hopper", problem, row.direction, machine, json.loads(row.options) or None,  # type: ignore[arg-type]
-                   row.schedule, budget=BUDGET)
+                   row.schedule)
     return made.ms, made.clock_mhz, made.bound_by, dict(made.shares)
 
 
@@ -177,13 +176,13 @@ def clocks(machine: Machine, pool: ProcessPoolExecutor) -> None:
     found = predictions(rows, machine, pool)
     ms = np.array([row.ms for row in rows])
     clock = np.array([row.clock_mhz for row in rows])
-    shares = np.array([[each[3]["tensor cores"], each[3]["shared memory"]] for each in found])
+    tensor = np.array([each[3]["tensor cores"] for each in found])
 
     def wrong(point: np.ndarray) -> np.ndarray:
-        return machine.clock_mhz / (1 + shares @ point[:2] * ms / (ms + point[2])) / clock - 1
+        return machine.clock_mhz / (1 + point[0] * tensor * ms / (ms + point[1])) / clock - 1
 
-    best = least_squares(wrong, [0.25, 0.22, 10], bounds=(0, [1, 1, 50]))
-    print(dict(zip(("tensor_load", "smem_load", "power_window_ms"), best.x.round(3).tolist(), strict=True)),
+    best = least_squares(wrong, [0.2, 2], bounds=(0, [1, 50]))
+    print(dict(zip(("tensor_load", "power_window_ms"), best.x.round(3).tolist(), strict=True)),
           f"median error {np.median(np.abs(best.fun)):.1%}")
 
 

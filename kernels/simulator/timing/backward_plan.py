@@ -51,7 +51,7 @@ def backward_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str,
     ends[cluster + 1 :] = len(chosen)
     tables = {"tiles": torch.from_numpy(schedule.tiles[chosen]), "bounds": torch.from_numpy(ends)}
     return _plan(problem, schedule, main, block_m, habits, machine, tables, [ctas * cluster],
-                 float(work.max() / cost[chosen].sum()))
+                 float(work.max() / cost[chosen].sum()), len(chosen))
 
 
 def drawn_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, ctas: int, habits: Habits,
@@ -64,14 +64,15 @@ def drawn_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, bl
     every = max(1, min(round(2 * fair / budget), len(mine) // 6))
     chosen = mine[every // 2 :: every]
     return _plan(problem, schedule, main, block_m, habits, machine, {}, (ctas * chosen).tolist(),
-                 float((fair + cost[mine[-1]] / 2) / cost[chosen].sum()))
+                 float((fair + cost[mine[-1]] / 2) / cost[chosen].sum()), len(chosen))
 
 
 def _plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, habits: Habits,
-          machine: Machine, tables: Mapping[str, torch.Tensor], pids: Sequence[int], scale: float) -> Plan:
+          machine: Machine, tables: Mapping[str, torch.Tensor], pids: Sequence[int], scale: float,
+          tiles: int) -> Plan:
     before, after = _passes(problem, schedule, block_m, habits.delta_inside)
     traffic = _traffic(problem, schedule, habits.rotated, habits.hinted, machine)
-    return Plan(problem, main, lambda _: tables, pids, 1, traffic, scale, habits.sinks, before, after)
+    return Plan(problem, main, lambda _: tables, pids, 1, traffic, scale, tiles, habits.sinks, before, after)
 
 
 def _sample(tiles: np.ndarray, mine: np.ndarray, cost: np.ndarray, budget: int, broadcast: bool) -> np.ndarray:
@@ -112,8 +113,9 @@ def _traffic(problem: JaggedProblem, schedule: BackwardSchedule, rotated: bool, 
     kept = problem.broadcast_q or not schedule.shared_blocks  # each block is written again and again
     partial = Reuse(otherwise=float(len(tiles)) if kept else mean_times,
                     otherwise_set=mean_set * (FP32 / (2 * BF16 + FP32) if hinted else 1.0))
-    return Traffic({"desc_q": queries, "desc_do": reads, "rows": Reuse(otherwise=mean_times), "desc_acc": partial},
-                   machine.l2_mib * 2**20)
+    by_lanes = Reuse(otherwise=mean_times)  # O; dO is in L2 by then, for the loads of its blocks
+    return Traffic({"desc_q": queries, "desc_do": reads, "rows": by_lanes, "desc_acc": partial, "out": by_lanes,
+                    "dout": Reuse(otherwise=float("inf"))}, machine.l2_mib * 2**20)
 
 
 def _passes(problem: JaggedProblem, schedule: BackwardSchedule, block_m: int,

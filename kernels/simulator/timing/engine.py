@@ -73,7 +73,7 @@ class TimedMachine(Machine):
         self.identities = _NoIdentities()
         self.sms = [Sm(description, clock_mhz) for _ in range(self.cluster[0])]
         self.time = 0.0
-        self.tiles = self.matmuls = 0
+        self.matmuls = 0
         self.spans: list[Span] = []
         self.drawn = 1.0  # how often others draw from a counter for each draw here
         self._pids = pids
@@ -103,7 +103,7 @@ class TimedMachine(Machine):
         if isinstance(op.work, Matmul):
             self._multiply(op, op.work)
         elif isinstance(op.work, Copy):
-            op.done_at = self.time  # its beginning, for the span
+            op.began_at = self.time
             begins, took, shares = self._copy(op.cta, op.work)
             self._push(begins, _Begin(self.sm(op.cta), op, took, shares))
         elif op.kind == "CLC":
@@ -200,12 +200,13 @@ class TimedMachine(Machine):
         return max(there, now + m.l1_clocks)
 
     def load_tile(self, target: GlobalTensor, elements: int) -> None:
-        """A load of so many elements to registers, from HBM; the next arithmetic waits for it."""
+        """A load of so many elements to registers; the next arithmetic waits for it."""
         clock, nbytes = clocks.running, elements * target.flat.element_size()
         if clock.fma or clock.mufu:  # of what was loaded before
             self._compute()
         clock.other += max(nbytes / 16 / clock.threads, 1.0)
-        there, moving, _ = self.sm(self.current.cta).copy(clock.now, 0, nbytes, nbytes)
+        hbm = self.traffic.hbm_bytes(Copy(0, nbytes, target.name, ()))
+        there, moving, _ = self.sm(self.current.cta).copy(clock.now, 0, nbytes, hbm)
         clock.latency = max(clock.latency, there + moving - clock.now)
 
     # -- time
@@ -262,7 +263,7 @@ class TimedMachine(Machine):
 
     def _start_matmul(self, sm: Sm) -> None:
         op, took, shares = self._queues[sm][0]
-        op.done_at = self.time  # its beginning, for the span
+        op.began_at = self.time
         sm.units.add(self.time, op, took, shares)
         self._expect(sm)
 
@@ -284,8 +285,8 @@ class TimedMachine(Machine):
             multiplies = isinstance(job.work, Matmul)
             if self.record:
                 engine = "tensor core" if multiplies else job.kind
-                self.spans.append((f"sm0/cta{job.cta.pid[0]}/{engine}", job.kind, job.done_at,
-                                   self.time - job.done_at, None))
+                self.spans.append((f"sm0/cta{job.cta.pid[0]}/{engine}", job.kind, job.began_at,
+                                   self.time - job.began_at, None))
             self._push(self.time + (self.description.tensor_clocks if multiplies else 0.0), job)
             if multiplies:
                 self._queues[sm].popleft()

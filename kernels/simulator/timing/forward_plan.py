@@ -47,10 +47,13 @@ def forward_plan(problem: JaggedProblem, shape: TileShape, schedule: str, stream
     items = len(records) * thin.num_heads_q
     if schedule == "clc":
         pids, resident = list(range(sm, items, sms)), 1
+        tiles_here = len(pids)
     else:
         grid = min(sms * ctas_per_sm, -(-items // streams))
         pids, resident = [pid for pid in range(sm, sms * ctas_per_sm, sms) if pid < grid], ctas_per_sm
-    return Plan(thin, "jagged_forward", arguments, pids, resident, traffic, float(most_work / work[sm]), sinks)
+        tiles_here = round(items * len(pids) / grid)
+    return Plan(thin, "jagged_forward", arguments, pids, resident, traffic, float(most_work / work[sm]), tiles_here,
+                sinks)
 
 
 def _order(schedule: str) -> str:

@@ -53,12 +53,10 @@ class Machine(BaseModel):
 
     Frozen; ``changed`` gives another. Attributes by group:
 
-    - the chip: ``sms``, ``clock_mhz`` (highest), ``tensor_load`` and ``smem_load`` (how much longer a clock gets under
-      the power cap where tensor cores or shared memory are always busy), ``power_window_ms`` (the cap averages over it,
-      so idle time between calls counts);
+    - the chip: ``sms``, ``clock_mhz`` (highest), ``tensor_load`` (how much longer a clock gets under the power cap
+      where tensor cores are always busy), ``power_window_ms`` (the cap averages over it, so idle time counts);
     - memory: ``hbm_tbps`` (what a copy reaches), ``l2_bytes`` (a clock and SM), ``l2_mib`` (that data can count on),
       ``port_bytes`` (a clock and SM at most), ``l2_clocks`` and ``hbm_clocks`` (latency of a bulk copy),
-      ``burst_clocks`` (that an SM may be ahead of its share of L2 and HBM while others pause),
       ``load_clocks`` and ``l1_clocks`` (of a scalar load), ``reduce_ratio`` (a byte reduce-added, in bytes stored);
     - tensor cores: ``tensor_flops`` (a clock), ``tensor_clocks`` (from a
       matmul's last clock to its result), ``port_clocks`` (that an instruction keeps them from the registers, where
@@ -81,7 +79,6 @@ class Machine(BaseModel):
     sms: Figure
     clock_mhz: Figure
     tensor_load: Figure
-    smem_load: Figure
     power_window_ms: Figure
 
     hbm_tbps: Figure
@@ -90,7 +87,6 @@ class Machine(BaseModel):
     port_bytes: Figure
     l2_clocks: Figure
     hbm_clocks: Figure
-    burst_clocks: Figure
     load_clocks: Figure
     l1_clocks: Figure
     reduce_ratio: Figure

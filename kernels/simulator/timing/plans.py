@@ -26,6 +26,7 @@ class Plan:
         pids: its first CTAs, all on one SM, ``resident`` of them at a time.
         traffic: which bytes come from HBM.
         scale: work of the SM with most of it, over that of the SM simulated.
+        tiles: how many run on that SM, about.
         sinks: the compiler moves arithmetic below the waits for matmuls that follow it.
         before, after: bytes that each other kernel of the call moves, by its name.
     """
@@ -37,6 +38,7 @@ class Plan:
     resident: int
     traffic: Traffic
     scale: float
+    tiles: int
     sinks: bool = False
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)

@@ -24,7 +24,7 @@ _SERVERS = dict(zip(RESOURCES, ("tensor", "issue", "fma", "alu", "mufu", "smem",
 
 def predict(implementation: str, problem: JaggedProblem, direction: Direction, machine: Machine,
             options: Mapping[str, object] | None = None, schedule: str | None = None, *,
-            events: bool = False, budget: int = 1500) -> Prediction:
+            events: bool = False, budget: int = 600) -> Prediction:
     """How long ``implementation`` (``hopper`` or ``blackwell``) takes for the problem on the machine: modelled.
 
     Args:
@@ -57,7 +57,7 @@ def predict(implementation: str, problem: JaggedProblem, direction: Direction, m
     busiest = max(shares, key=lambda name: shares[name])
     text = f"{busiest} ({shares[busiest]:.0%})"
     return Prediction(machine.name, variant, direction, sum(each.ms for each in times), times, clock, shares,
-                      text if shares[busiest] >= 0.5 else f"waiting (busiest: {text})", 1, engine.tiles,
+                      text if shares[busiest] >= 0.5 else f"waiting (busiest: {text})", 1, plan.tiles,
                       engine.matmuls, plan.scale, time.perf_counter() - began, _events(engine, clock))
 
 

@@ -49,8 +49,8 @@ class Prediction:
         shares: busy share of the main kernel's time, 0 to 1, for each of `RESOURCES`.
         bound_by: the busiest of them with its share, such as ``tensor cores (71 %)``; ``waiting (busiest: ... 40 %)``
             where none is busy half of the time.
-        sms_simulated: SMs whose CTAs were simulated; ``tiles`` and ``steps`` are theirs (tiles that reached a first
-            matmul, matmuls), ``scale`` the factor by which their time was extended to the SM with most work.
+        sms_simulated: SMs whose CTAs were simulated; ``tiles`` (about) and ``steps`` (matmuls) are theirs, ``scale``
+            the factor by which their time was extended to the SM with most work.
         seconds: that the prediction took.
         events: for a trace, if asked for; of one SM, from its start.
     """

@@ -113,14 +113,11 @@ class Sm:
         return alone, [need / alone for need in needs] if alone else []
 
     def copy(self, at: float, smem_bytes: int, l2_bytes: float, hbm_bytes: float) -> tuple[float, float, list[float]]:
-        """A bulk copy between global and shared memory: when it reaches shared memory, and then as `matmul` says.
-
-        An SM may be ``burst_clocks`` ahead of its share of L2 and HBM: other SMs pause meanwhile.
-        """
+        """A bulk copy between global and shared memory: when it reaches shared memory, and then as `matmul` says."""
         m = self.machine
         behind = max(self.l2.reserve(at, l2_bytes / m.l2_bytes), self.hbm.reserve(at, hbm_bytes / self.hbm_bytes)) - at
         fresh = min(1.0, hbm_bytes / l2_bytes) if l2_bytes else 0.0
         latency = m.l2_clocks + fresh * (m.hbm_clocks - m.l2_clocks)
         moving = max(smem_bytes, 16) / m.port_bytes
-        late = max(0.0, behind - m.burst_clocks - moving)
+        late = max(0.0, behind - moving)
         return at + latency + late, *self._job(moving, [0.0, 0.0, 0.0, 0.0, smem_bytes / m.smem_bytes, 0.0])
