@@ -86,7 +86,7 @@ def run_on_cluster(config_path: Path, options: RunOptions, cluster: ClusterOptio
     cases = choose_cases(all_cases, options.case_ids)
     choose_backends(config, options.backends)
     if cluster.launcher == "local":
-        choose_devices(options.device)
+        choose_devices(options.device, options.gpus)
     with kept_from_others(files):
         if not options.resume:
             open_new(files)

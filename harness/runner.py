@@ -39,6 +39,7 @@ class RunOptions:
         resume: go on with the run in ``out_dir``: complete (case, backend) groups stay as they are.
         device: ``cuda``, ``cuda:1``, ``cpu``; default the GPU if there is one. Several, with commas between them, share
             the cases: each case runs on one of them, with all its backends.
+        gpus: instead of ``device``, the GPUs that share the cases: ``all``, or indices with commas between them.
         cases: the exact cases to choose from, such as those of an earlier run; default what the config expands to.
     """
 
@@ -47,6 +48,7 @@ class RunOptions:
     backends: tuple[str, ...] | None = None
     resume: bool = False
     device: str | None = None
+    gpus: str | None = None
     cases: tuple[Case, ...] | None = None
 
 
@@ -102,7 +104,7 @@ def run(config: BenchConfig, options: RunOptions, listener: Listener | None = No
     listener = listener or Listener()
     if config.timing.engine == "tritonbench" and (problem := do_bench.missing()):
         raise config.error(("timing", "engine"), f"got 'tritonbench', but {problem}", "cuda_events")
-    devices = choose_devices(options.device)
+    devices = choose_devices(options.device, options.gpus)
     all_cases = expand(config) if options.cases is None else list(options.cases)
     cases, backends = choose_cases(all_cases, options.case_ids), choose_backends(config, options.backends)
     try:
@@ -221,7 +223,7 @@ def _start(fleets: Sequence[Fleet], config: BenchConfig, files: RunFiles, run_id
             listener.note(f"{member.label}: {member.problem[0].value}: {member.problem[1]}")
     device = fleet.environment
     if len(models := sorted({other.environment.gpu for other in fleets} - {""})) > 1:
-        raise UserError(f"device: a run's figures are of one GPU model, these are {' and '.join(models)}; "
+        raise UserError(f"--gpus, --device: a run's figures are of one GPU model, these are {' and '.join(models)}; "
                         "run each apart, with --device")
     if earlier.gpu and device.gpu and device.gpu != earlier.gpu:
         raise UserError(f"{files.json_path}: device: the run is of {earlier.gpu}, this machine has {device.gpu}; "
@@ -246,22 +248,36 @@ def _measure_ceilings(fleet: Fleet, listener: Listener) -> Ceilings | None:
     return None
 
 
-def choose_devices(names: str | None) -> tuple[str, ...]:
+def choose_devices(names: str | None, gpus: str | None = None) -> tuple[str, ...]:
     """Devices by name, commas between them; by default the GPU if there is one. ``all``: each GPU.
 
-    One that is named twice takes two cases at a time, which suits checks, not times. Raises `UserError` for one that
-    isn't there.
+    With ``gpus`` by index instead. One that is named twice takes two cases at a time, which suits checks, not times.
+    Raises `UserError` for one that isn't there.
     """
-    gpus = torch.cuda.device_count()
+    count = torch.cuda.device_count()
+    if gpus is not None:
+        return _choose_gpus(gpus, count)
     if names is None:
-        return ("cuda",) if gpus else ("cpu",)
-    each = tuple(f"cuda:{index}" for index in range(gpus))
-    allowed = ["cpu", *(["cuda", *each, "all"] if gpus else [])]
+        return ("cuda",) if count else ("cpu",)
+    each = tuple(f"cuda:{index}" for index in range(count))
+    allowed = ["cpu", *(["cuda", *each, "all"] if count else [])]
     chosen = tuple(name.strip() for name in names.split(","))
     for name in chosen:
         if name not in allowed:
             raise UserError(f"device: there is no {name!r} here; allowed: {', '.join(allowed)}, or several with commas")
     return tuple(device for name in chosen for device in (each if name == "all" else (name,)))
+
+
+def _choose_gpus(gpus: str, count: int) -> tuple[str, ...]:
+    if not count:
+        raise UserError(f"--gpus: got {gpus!r}, but there is no GPU here; allowed: --device cpu")
+    there = [str(index) for index in range(count)]
+    chosen = there if gpus == "all" else [index.strip() for index in gpus.split(",")]
+    for index in chosen:
+        if index not in there:
+            raise UserError(f"--gpus: there is no GPU {index!r} here; allowed: all, or indices with commas between "
+                            f"them, of {', '.join(there)}")
+    return tuple(f"cuda:{index}" for index in chosen)
 
 
 def choose_cases(cases: Sequence[Case], wanted: Sequence[str] | None) -> list[Case]:

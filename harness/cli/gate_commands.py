@@ -65,6 +65,7 @@ def gate_command(
         help="Change of the share of the floor that passes.")] = 0.10,
     alpha: Annotated[float, typer.Option(
         "--alpha", min=1e-6, max=0.5, help="Largest p-value, corrected over all rows, of FAST and SLOW.")] = 0.02,
+    strict: Annotated[bool, typer.Option("--strict", help="UNDECIDED rows fail as well.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Check compiled kernels too; needs no GPU.")] = False,
     out: Annotated[Path | None, typer.Option(
         "--out", metavar="DIR", help="Directory of the run, if RUN is a config.")] = None,
@@ -76,8 +77,8 @@ def gate_command(
 ) -> None:
     """Hold a run against the baseline, row by row: FAST, SLOW, SAME, UNDECIDED, MISSING or BROKEN, and why.
 
-    The exit status is 1 if any row is SLOW, MISSING or BROKEN, if --static finds something, or if the two can't be
-    compared (another GPU, another schema, a file that was cut or edited).
+    The exit status is 1 if any row is SLOW, MISSING or BROKEN (with --strict UNDECIDED too), if --static finds
+    something, or if the two can't be compared (another GPU, another schema, a file that was cut or edited).
     """
     from harness.regression import gate_output
     from harness.regression.gate import Settings
@@ -87,7 +88,8 @@ def gate_command(
     console, result, findings = make_console(), None, None
     with refusals():
         if run is not None:
-            result = _gated(console, run, baseline, rerun, Settings(tolerance, floor_tolerance, alpha), out, device)
+            result = _gated(console, run, baseline, rerun, Settings(tolerance, floor_tolerance, alpha, strict), out,
+                            device)
             _print_gate(console, result)
         if static:
             findings = _static(console)

@@ -63,16 +63,14 @@ def run_command(
 
     console = make_console()
     loaded = load_config(config)
-    if gpus is not None:
-        if device is not None:
-            raise UserError("--gpus: --device says where to run already; allowed is one of the two")
-        device = "all" if gpus == "all" else ",".join(f"cuda:{index.strip()}" for index in gpus.split(","))
+    if gpus is not None and device is not None:
+        raise UserError("--gpus: --device says where to run already; allowed is one of the two")
     if launcher is None and (jobs or parameter):
         raise UserError(f"{'--jobs' if jobs else '--parameter'}: is for --launcher, which isn't given")
     jobs = jobs or JOBS
     options = runner.RunOptions(
         out_dir=out, case_ids=tuple(case) if case else None, backends=tuple(backend) if backend else None,
-        resume=resume, device=device, cases=tuple(load_cases(replay)) if replay else None)
+        resume=resume, device=device, gpus=gpus, cases=tuple(load_cases(replay)) if replay else None)
     listener = make_listener(console)
     if launcher is None:
         result = runner.run(loaded, options, listener)
@@ -183,7 +181,8 @@ def _how_to_go_on(result: RunResult, config: Path, options: RunOptions, more: di
     words = ["harness", "run", str(config), "--out", str(result.out_dir), "--resume"]
     for flag, chosen in (("--case", options.case_ids), ("--backend", options.backends)):
         words += [word for value in chosen or () for word in (flag, value)]
-    words += ["--device", options.device] if options.device else []
+    for flag, where in (("--device", options.device), ("--gpus", options.gpus)):
+        words += [flag, where] if where else []
     for flag, given in more.items():
         for value in given if isinstance(given, list) else [given]:
             words += ([flag] if value is True else [flag, str(value)]) if value else []

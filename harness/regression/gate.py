@@ -22,11 +22,15 @@ RANK = {Status.OK: 2, Status.UNTIMED: 1}  # of what a row can be; all others are
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user lets pass, as shares, and how often all rows together may be judged wrongly once."""
+    """What the user lets pass, as shares, and how often all rows together may be judged wrongly once.
+
+    ``strict``: a row that is UNDECIDED fails the gate too.
+    """
 
     tolerance: float = 0.03
     floor_tolerance: float = 0.10
     alpha: float = ALPHA
+    strict: bool = False
 
     def of(self, which: Measure) -> float:
         """Tolerance of a measure."""
@@ -73,11 +77,16 @@ class GateResult:
     notes: tuple[str, ...]
     runs: tuple[Run, ...]
     baseline: Run
+    strict: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether any row fails the gate."""
-        return any(row.verdict.fails for row in self.rows)
+        return any(map(self.fails, self.rows))
+
+    def fails(self, row: GateRow) -> bool:
+        """Whether a row fails the gate."""
+        return row.verdict.fails or (self.strict and row.verdict is Verdict.UNDECIDED)
 
     def count(self, verdict: Verdict) -> int:
         """Rows of a verdict."""
@@ -115,7 +124,7 @@ def gate(runs: Sequence[Run], baseline: Run, noise: Noise, settings: Settings = 
         elif key in pending:
             judged = {which: Judged(*values, decisions[key, which]) for which, values in pending[key].items()}
             rows.append(GateRow(record, *_verdict(first, baseline, key, judged)))
-    return GateResult(tuple(rows), tuple(notes), tuple(runs), baseline)
+    return GateResult(tuple(rows), tuple(notes), tuple(runs), baseline, settings.strict)
 
 
 def _without_speed(runs: Sequence[Run], baseline: Run) -> tuple[dict[RowKey, tuple[Verdict, str]], list[RowKey]]:

@@ -44,7 +44,8 @@ def headline(result: GateResult) -> str:
     """One line: passed or failed, and how many rows of each verdict."""
     counts = ", ".join(f"{result.count(verdict)} {verdict.value}" for verdict in ORDER if result.count(verdict))
     again = f"; re-run {len(result.runs) - 1} times" if len(result.runs) > 1 else ""
-    return f"gate {'FAILED' if result.failed else 'passed'}: {counts or 'no row to judge'}{again}"
+    strict = "; strict: UNDECIDED fails" if result.strict else ""
+    return f"gate {'FAILED' if result.failed else 'passed'}: {counts or 'no row to judge'}{again}{strict}"
 
 
 def _order(result: GateResult) -> list[GateRow]:

@@ -19,8 +19,8 @@ RESULTS = {Verdict.SLOW: Failure, Verdict.MISSING: Error, Verdict.BROKEN: Error,
 def write_junit(path: Path, report: Report) -> None:
     """A test a row and a test a baseline of compiled kernels.
 
-    SLOW and findings of compiled kernels are failures, MISSING and BROKEN are errors, UNDECIDED is skipped. Raises
-    `UserError` if the file can't be written.
+    SLOW and findings of compiled kernels are failures, MISSING and BROKEN are errors, UNDECIDED is skipped, or a
+    failure where it fails the gate. Raises `UserError` if the file can't be written.
     """
     xml = JUnitXml("harness gate")
     if report.result:
@@ -41,7 +41,10 @@ def _gate_suite(result: GateResult) -> TestSuite:
     suite.add_property("run", " ".join(run.run_id for run in result.runs))
     for row in result.rows:
         case = TestCase(row.label, classname=f"gate.{row.record.backend}.{row.record.scope}")
-        if kind := RESULTS.get(row.verdict):
+        kind = RESULTS.get(row.verdict)
+        if kind is Skipped and result.fails(row):
+            kind = Failure
+        if kind:
             case.result = [kind(f"{row.verdict.value}: {row.reason}", row.verdict.value)]
         else:
             case.system_out = f"{row.verdict.value}: {row.reason}"

@@ -247,6 +247,7 @@ def test_interrupted_cluster_run_says_how_to_go_on_with_all_its_options(config, 
     (["--launcher", "local", "--parameter", "nonsense=1"], "error: --parameter: Parameter 'nonsense'"),
     (["--launcher", "slurm"], "error: --launcher: slurm can't be used here: "),
     (["--launcher", "local", "--device", "cuda:77"], "error: device: there is no 'cuda:77' here"),
+    (["--launcher", "local", "--gpus", "77"], "error: --gpus: "),
 ])
 def test_launcher_options_that_cannot_be_begin_no_job(config, tmp_path, monkeypatch, arguments, wanted):
     monkeypatch.setenv("PATH", str(tmp_path))  # no srun

@@ -116,6 +116,23 @@ def test_a_slower_row_fails_with_its_reason_in_every_output(site, tmp_path):
     assert row["measures"]["speedup"]["high"] < row["measures"]["speedup"]["threshold"] < 1
 
 
+def test_undecided_rows_fail_where_strict_says_so(site, tmp_path):
+    csv, base = made(tmp_path, "now", 100), ["--baseline", site / "baselines" / "gate.csv"]
+    lenient = invoke("gate", csv, *base, "--junit", tmp_path / "lenient.xml")
+    undecided = lenient.stdout.count(" UNDECIDED ")
+    assert undecided > 0
+    assert lenient.exit_code == 0
+    assert "strict" not in lenient.stdout
+    strict = invoke("gate", csv, *base, "--strict", "--junit", tmp_path / "strict.xml", "--json", tmp_path / "g.json")
+    assert strict.exit_code == 1
+    assert strict.stdout.splitlines()[-1].startswith(f"gate FAILED: {undecided} UNDECIDED, ")
+    assert strict.stdout.splitlines()[-1].endswith("; strict: UNDECIDED fails")
+    assert json.loads((tmp_path / "g.json").read_text())["passed"] is False
+    for name, failures, skipped in (("lenient", 0, undecided), ("strict", undecided, 0)):
+        suite = ET.parse(tmp_path / f"{name}.xml").getroot().find("testsuite")
+        assert (int(suite.get("failures")), int(suite.get("skipped"))) == (failures, skipped)
+
+
 def test_a_deleted_row_is_missing(site, tmp_path):
     csv = made(tmp_path, "now", 102)
     lines = csv.read_text().splitlines(keepends=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_cases import tiny_config
 
 from harness.cases import Case, expand
@@ -229,6 +230,18 @@ def test_choices_name_what_is_allowed() -> None:
     assert choose_devices("cpu, cpu") == ("cpu", "cpu")
     with pytest.raises(UserError, match="no 'cuda:99' here; allowed: cpu"):
         choose_devices("cuda:99")
+
+
+def test_gpus_are_named_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert choose_devices(None, "all") == ("cuda:0", "cuda:1", "cuda:2")
+    assert choose_devices(None, "2, 0,0") == ("cuda:2", "cuda:0", "cuda:0")
+    for wrong in ("3", "", "cuda:0", "0,all"):
+        with pytest.raises(UserError, match=r"^--gpus: there is no GPU '.*' here; allowed: all, .* of 0, 1, 2$"):
+            choose_devices(None, wrong)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"^--gpus: got 'all', but there is no GPU here; allowed: --device cpu$"):
+        choose_devices(None, "all")
 
 
 def test_unknown_backends_and_options_stop_before_anything_is_started(tmp_path: Path) -> None:
