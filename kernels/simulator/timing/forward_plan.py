@@ -41,7 +41,7 @@ def forward_plan(problem: JaggedProblem, shape: TileShape, schedule: str, stream
     tiles = -(-thin.layout_q.lengths // shape.rows)
     times = by_end(thin.layout_k, np.maximum(tiles, 1.0) * thin.group_size)
     at_once = _walked_at_once(problem, shape, schedule, section, streams * ctas_per_sm, sms)
-    reads = Reuse(times, otherwise_set=at_once)
+    reads = Reuse(times, otherwise_set=at_once * machine.drift_share)
     queries = Reuse(otherwise=float(thin.batch) if thin.broadcast_q else 1.0)
     traffic = Traffic({"desc_k": reads, "desc_v": reads, "desc_q": queries}, machine.l2_mib * 2**20)
     items = len(records) * thin.num_heads_q

@@ -48,12 +48,13 @@ def _move(tile: View, loads: bool) -> None:
     clock, m = engine.clock, engine.description
     sm = engine.sm(engine.current.cta)
     nbytes = math.prod(tile.shape) * item_size(tile.dtype)
-    clock.other += max(nbytes / 16 / clock.threads, 1.0)
     if tile.kind == "tmem":
+        clock.other += max(nbytes / 128 / clock.threads, 1.0)  # 32 registers of a thread an instruction
         engine.act(0.0)
         rate = m.tmem_read_bytes if loads else m.tmem_write_bytes
         clock.now = max(clock.now, sm.tmem.reserve(clock.now, nbytes / rate))
     else:
+        clock.other += max(nbytes / 16 / clock.threads, 1.0)
         clock.smem += nbytes
     if loads:
         clock.latency = max(clock.latency, m.l1_clocks)

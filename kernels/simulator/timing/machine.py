@@ -56,6 +56,7 @@ class Machine(BaseModel):
     - the chip: ``sms``, ``clock_mhz`` (highest), ``tensor_load`` (how much longer a clock gets under the power cap
       where tensor cores are always busy), ``power_window_ms`` (the cap averages over it, so idle time counts);
     - memory: ``hbm_tbps`` (what a copy reaches), ``l2_bytes`` (a clock and SM), ``l2_mib`` (that data can count on),
+      ``drift_share`` (of what CTAs walk at one moment, the part that others still have to read),
       ``port_bytes`` (a clock and SM at most), ``l2_clocks`` and ``hbm_clocks`` (latency of a bulk copy),
       ``load_clocks`` and ``l1_clocks`` (of a scalar load), ``reduce_ratio`` (a byte reduce-added, in bytes stored);
     - tensor cores: ``tensor_flops`` (a clock), ``tensor_clocks`` (from a
@@ -84,6 +85,7 @@ class Machine(BaseModel):
     hbm_tbps: Figure
     l2_bytes: Figure
     l2_mib: Figure
+    drift_share: Figure
     port_bytes: Figure
     l2_clocks: Figure
     hbm_clocks: Figure
