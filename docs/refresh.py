@@ -15,6 +15,7 @@ from pathlib import Path
 import draw_distributions
 import draw_gate
 import draw_schedule
+import fill_agreement
 import fill_readme
 import fill_tables
 import fill_versions
@@ -41,10 +42,11 @@ def readme() -> None:
 
 
 def tables() -> None:
-    """The tables of keys, and those of compiled kernels."""
+    """The tables of keys, those of compiled kernels, and that of timers."""
     for document in fill_tables.DOCUMENTS:
         _write(document, fill_tables.filled(document.read_text(encoding="utf-8")))
-    _write(fill_xray.PAGE, fill_xray.filled(fill_xray.PAGE.read_text(encoding="utf-8")))
+    for page in (fill_xray, fill_agreement):
+        _write(page.PAGE, page.filled(page.PAGE.read_text(encoding="utf-8")))
 
 
 def pictures() -> None:

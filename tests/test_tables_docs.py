@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from sample_records import GEM_LIKE, gem_like
 
+from harness import profiling
 from harness.ablation import ablate
 from harness.case_table import describe_cases
 from harness.cases import expand
 from harness.config import load_config
 from harness.flops import Ceilings
+from harness.integrations.tritonbench import agreement
 from harness.records import COLUMNS, to_frame
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +46,12 @@ def test_columns_of_the_simulators_tables():
     assert set(header("results/simulated/hopper.csv")) <= part("harness simulate --csv")
     agreement = header("results/baselines/nvidia-h200/simulator_agreement.csv")
     assert set(agreement) <= part("python -m kernels.simulator agree --csv")
+
+
+def test_columns_of_profiles_and_of_the_agreement_of_timers():
+    assert set(profiling.COLUMNS) == part("harness profile")
+    assert set(agreement.COLUMNS) == part("python -m harness.integrations.tritonbench.agreement")
+    assert header("results/baselines/nvidia-h200/tritonbench.csv") == list(agreement.COLUMNS)
 
 
 @pytest.mark.parametrize("folder", ["baselines", "reference", "simulated"])

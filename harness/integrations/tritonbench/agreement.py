@@ -36,11 +36,12 @@ ENGINES: tuple[str, ...] = get_args(Engine)
 OURS = "cuda_events_sustained"
 THEIRS = ("tritonbench_ms", "operator_ms")
 COLUMNS = ("case", "case_id", "backend", "direction", *(f"{engine}_ms" for engine in ENGINES), "operator_ms", "gpu",
-           "driver", "torch", "triton", "revision", "date")
+           "driver", "torch", "triton", "revision", "run")
 
 
 def measure(path: Path, config: BenchConfig, device: str, cases: list[Case]) -> Iterator[dict[str, Any]]:
     """Rows by `COLUMNS`, case by case. Raises `UserError` for a backend that can't run here or a row that isn't ok."""
+    begun = datetime.now(timezone.utc)
     sessions = {backend.name: Session(backend.backend, backend.options, device)
                 for backend in choose_backends(config, None)}
     hellos = {name: session.hello() for name, session in sessions.items()}
@@ -65,8 +66,7 @@ def measure(path: Path, config: BenchConfig, device: str, cases: list[Case]) -> 
                        **{f"{engine}_ms": f"{median:.6g}" for engine, median in medians.items()},
                        "operator_ms": f"{theirs[direction][name]:.6g}",
                        **{column: environment[column] for column in ("gpu", "driver", "torch", "triton")},
-                       "revision": do_bench.REVISION[:12],
-                       "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+                       "revision": do_bench.REVISION[:12], "run": f"{begun:%Y-%m-%dT%H:%MZ}"}
 
 
 def _prepare(session: Session, case: Case, config: BenchConfig, what: str) -> None:
