@@ -109,6 +109,8 @@ def _row(task: Task) -> Modelled:
         return Modelled(_record(task, Status.CRASH, f"the simulation found: [{error.check}] {error.text}"))
     except ValueError as error:  # options that exclude each other, or the problem
         return Modelled(_record(task, Status.UNSUPPORTED, str(error)))
+    except Exception as error:  # of the model itself: the row's, not the run's
+        return Modelled(_record(task, Status.CRASH, f"the model failed: {type(error).__name__}: {error}"))
     figures = {
         "predicted_ms": found.ms, "predicted_clock_mhz": found.clock_mhz, "bound_by": found.bound_by,
         "bound_share": max(found.shares.values(), default=0.0),

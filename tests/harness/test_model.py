@@ -275,6 +275,19 @@ def test_a_trace_is_written_beside(config, tmp_path):
                          "long bwd jfa, sm0, modelled for h200"]
 
 
+def test_an_error_of_the_model_is_its_rows(config, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        if arguments[2] == "bwd":
+            raise KeyError("no such\nthing")
+        return fake_engine.predict(*arguments, **options)
+
+    monkeypatch.setattr("harness.model.predict", broken)
+    harness("model", config, "--backend", "jfa", "--out", tmp_path / "o", "--no-plots")
+    rows = load_modelled(tmp_path / "o" / "tiny.modelled.csv")
+    assert [(row.direction, row.status.value) for row in rows] == 2 * [("fwd", "modelled"), ("bwd", "crash")]
+    assert rows[1].message == "the model failed: KeyError: 'no such\\nthing'"
+
+
 def test_ctrl_c_keeps_what_is_modelled(config, tmp_path, monkeypatch):
     def interrupted(*arguments, **options):
         if arguments[2] == "bwd":

@@ -184,7 +184,12 @@ class GhostTL(TL):
         if not _any(*args):
             machine().current.note("inline PTX")
             return TL.inline_asm_elementwise(asm, constraints, args, dtype, is_pure, pack, **kwargs)
-        return _elementwise("alu", *args, dtype=torch_dtype(unwrap(dtype)))
+        types = unwrap(dtype)
+        if not isinstance(types, tuple):
+            return _elementwise("alu", *args, dtype=torch_dtype(types))
+        shape = broadcast(*args)  # a block of instructions: a test, and behind a branch what is rarely done
+        charge("alu", math.prod(shape), 2.0)
+        return tuple(Ghost(shape, torch_dtype(each)) for each in types)
 
     # -- global memory
 
