@@ -8,7 +8,7 @@ BIN     := $(VENV)/bin
 OUT     ?= dist/bundle
 RUN     ?= results/baselines/nvidia-h200/gem.csv
 
-.PHONY: help setup bench test check format doctor gate report notebooks refresh bundle env clean
+.PHONY: help setup bench test check format doctor gate report notebooks refresh bundle unbundle env clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,9 @@ refresh: setup ## all that is made from the committed results: plots, tables, pi
 
 bundle: ## dependencies as archives for a GPU machine without network (OUT=dir; NAME=fa4@4.0.0b15 for one environment)
 	@PYTHON=$(PYTHON) scripts/bundle.sh $(OUT) $(NAME)
+
+unbundle: ## .venv of such archives, without network, beside PYTHON's own torch (BUNDLE=dir)
+	@PYTHON=$(PYTHON) scripts/setup.sh $(VENV) $(FLAVOUR) $(or $(BUNDLE),$(OUT))
 
 env: ## a named environment for a backend's worker (NAME=fa4@4.0.0b15; BUNDLE=dir without network)
 	@PYTHON=$(PYTHON) scripts/environment.sh $(NAME) $(BUNDLE)

@@ -7,6 +7,10 @@
 # HARNESS_ENVIRONMENTS (default .environments) is the folder of all environments; PYTHON as in setup.sh.
 set -euo pipefail
 name=${1:?usage: environment.sh NAME [BUNDLE_DIR]}
+if [ -n "${2:-}" ] && [ ! -d "$2" ]; then
+    echo "error: BUNDLE=$2: no such directory" >&2
+    exit 2
+fi
 bundle=${2:+$(cd "$2" && pwd)}
 cd "$(dirname "$0")/.."
 lock=requirements/environments/$name.txt
