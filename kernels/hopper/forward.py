@@ -61,8 +61,8 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
                    NUM_K: tl.constexpr, NUM_V: tl.constexpr, Q_REG: tl.constexpr, O_IN_V: tl.constexpr,
                    O_IN_Q: tl.constexpr, APART: tl.constexpr, PINGPONG: tl.constexpr, WARP_BAR: tl.constexpr,
                    PEEL: tl.constexpr, PREFETCH: tl.constexpr, SECTIONS: tl.constexpr, ZIGZAG: tl.constexpr,
-                   DYNAMIC: tl.constexpr, BOTH_ENDS: tl.constexpr, STALE: tl.constexpr, EMULATED: tl.constexpr,
-                   HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
+                   DYNAMIC: tl.constexpr, BOTH_ENDS: tl.constexpr, STALE: tl.constexpr, HAS_LEFT: tl.constexpr,
+                   HAS_RIGHT: tl.constexpr, REGISTERS: tl.constexpr):
     """See the top of the file; `kernels.hopper.options` says what each switch does.
 
     ``tiles`` int32 [T, 8] as in `kernels.tile_schedule`; ``header`` int32 [3]: two counters, zero at start and at exit,
@@ -71,8 +71,8 @@ def jagged_forward(desc_q, desc_k, desc_v, desc_o, lse, tiles, header, num_heads
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     c: tl.constexpr = Config(STREAMS, GROUPS, BLOCK_N, D, NUM_Q, NUM_K, NUM_V, Q_REG, O_IN_V, O_IN_Q, APART,
-                             PINGPONG, PEEL, PREFETCH, SECTIONS, ZIGZAG, DYNAMIC, BOTH_ENDS, STALE, EMULATED,
-                             HAS_LEFT, HAS_RIGHT, DTYPE)
+                             PINGPONG, PEEL, PREFETCH, SECTIONS, ZIGZAG, DYNAMIC, BOTH_ENDS, STALE, HAS_LEFT,
+                             HAS_RIGHT, DTYPE)
     q_smem = tlx.local_alloc((ROWS, D), DTYPE, STREAMS * NUM_Q * GROUPS)
     k_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_K)
     v_smem = tlx.local_alloc((BLOCK_N, D), DTYPE, STREAMS * NUM_V)
@@ -172,7 +172,7 @@ def kernel_constants(options: HopperForwardOptions, head_dim: int, has_left: boo
         "PINGPONG": options.ping_pong, "WARP_BAR": options.warp_barriers, "PEEL": options.peel_masks,
         "PREFETCH": options.prefetch_next_tile, "SECTIONS": sections,
         "ZIGZAG": options.schedule == "zigzag", "DYNAMIC": options.schedule == "dynamic",
-        "BOTH_ENDS": options.both_ends, "STALE": options.stale_max, "EMULATED": options.emulated_exp2,
+        "BOTH_ENDS": options.both_ends, "STALE": options.stale_max,
         "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "REGISTERS": options.registers,
     }
 

@@ -89,7 +89,7 @@ def _hopeful(s, m, scale, row, column, shift, k_len, work, cut, c: tl.constexpr)
     elif c.HAS_LEFT or c.HAS_RIGHT:  # noqa: SIM102 (resolved at compile time)
         if cut:
             s = mask_scores(s, row, column, shift, k_len, work.left, work.right, c.HAS_LEFT, c.HAS_RIGHT)
-    p, sums = hopeful_step(s, m, scale, c.EMULATED)
+    p, sums = hopeful_step(s, m, scale)
     return s, p, sums
 
 

@@ -40,8 +40,6 @@ class HopperForwardOptions:
             that compute meet on an SM all the time, instead of the latter at first and the former at last.
         stale_max: exponentials are relative to an older maximum of their row as long as they stay small enough; a warp
             in which they don't takes the new maximum and does its step again (`kernels.hopper.stale_softmax`).
-        emulated_exp2: of 16 exponentials of a row's thread, how many are computed without the special function unit
-            (stale_max only).
         schedule: ``none``, ``sorted``, ``zigzag`` (see `kernels.tile_schedule`) or ``dynamic``: sorted items drawn
             from an atomic counter.
     """
@@ -65,8 +63,7 @@ class HopperForwardOptions:
     section_mb: int = 8
     loader_warps: int = 1
     both_ends: bool = False
-    stale_max: bool = False
-    emulated_exp2: int = 0
+    stale_max: bool = True
     schedule: str = "zigzag"
 
     @property
@@ -117,8 +114,6 @@ class HopperForwardOptions:
             (self.apart and (solo or self.ping_pong), "apart needs consumer_groups >= 2 and ping_pong off"),
             ((self.streams == 3 or (self.apart and groups == 3)) and head_dim == 128 and mask.left is not None,
              "streams 3, and apart with three groups, spill at head_dim 128 under a left bound"),
-            (not 0 <= self.emulated_exp2 <= 16, f"emulated_exp2: expected 0 to 16, got {self.emulated_exp2}"),
-            (self.emulated_exp2 > 0 and not self.stale_max, "emulated_exp2 needs stale_max"),
             (self.section_mb < 0, f"section_mb: must be >= 0, got {self.section_mb}"),
             (not self.prefetch_next_tile and self.q_buffers > 1, "prefetch_next_tile off needs q_buffers 1"),
             (head_dim == 128 and self.ctas_per_sm > 2, "ctas_per_sm > 2 needs head_dim 64: too few registers"),
@@ -139,7 +134,10 @@ VARIANTS: dict[str, HopperForwardOptions] = {
         # three such workers: in one CTA, or at D = 64 three CTAs
         "tri64": HopperForwardOptions(streams=3, ctas_per_sm=1, k_buffers=1, v_buffers=2, o_in_v=True),
         "tri64c": HopperForwardOptions(ctas_per_sm=3, q_in_registers=True),
-        # two groups share a 128-row tile
+        # two groups share K and V of a 128-row tile, 64 keys a step, each at its own pace
+        "duo64": HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, q_buffers=2, k_buffers=4, v_buffers=4,
+                                      q_in_registers=True, apart=True),
+        # two groups share a 128-row tile, 128 keys a step
         "pair128": HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, block_n=128, q_buffers=2, ping_pong=True),
         # three groups share K and V of a 192-row tile, each at its own pace
         "trio64": HopperForwardOptions(consumer_groups=3, ctas_per_sm=1, q_buffers=2, k_buffers=4, v_buffers=4,

@@ -20,14 +20,19 @@ def select_forward(problem: JaggedProblem) -> HopperForwardOptions:
     (``trio64``). At D = 64 the registers are enough for three CTAs an SM (``tri64c``).
 
     A mask makes tiles of one sequence unequal, so items are drawn from a counter (``dynamic``), whatever the variant,
-    and all heads of a sequence go together, its heaviest tiles first; ``solo64`` then serves up to a mean of 2,048.
-    Without a mask, dealing sorted sequences in zigzag costs nothing in the kernel and balances as well, but for D = 64.
+    and all heads of a sequence go together, its heaviest tiles first. Under a causal mask or another right bound alone,
+    two groups that walk their own blocks of 64 keys (``duo64``) waste less of the diagonal than ``pair128``, which pays
+    from a mean of 768 on; under a left bound ``solo64`` serves up to a mean of 2,048. Without a mask, dealing sorted
+    sequences in zigzag costs nothing in the kernel and balances as well, but for D = 64.
     """
     mean_q, mean_k = (layout.total / max(layout.batch, 1) for layout in (problem.layout_q, problem.layout_k))
     if problem.head_dim == 64:
         variant = "tri64c"
-    elif not problem.mask.is_full:
+    elif problem.mask.left is not None:
         variant = "pair128" if min(mean_q, mean_k) > 2048 else "solo64"
+    elif not problem.mask.is_full:
+        mean = min(mean_q, mean_k)
+        variant = "pair128" if mean >= 768 else "duo64" if mean >= 320 else "solo64"
     elif min(mean_q, mean_k) >= 320:
         variant = "pair128"
     elif (128 < problem.layout_q.max_seqlen <= 192 and mean_q > 128 and mean_k > 512) or mean_q >= 512:

@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 
 WIDTH = tl.constexpr(4)  # columns of a part: one in each of the four threads that hold a row
-_ROUND = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds an fp32 to an integer, held in the low bits
 LIMIT = tl.constexpr(2.0**14)  # of a thread's sums in a step: below the largest fp16
 
 
@@ -101,33 +100,9 @@ def first_step(s, scale, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _exp2_on_fma(x):
-    """``2^x`` for x within -126 ... 127, and of that bound beyond it, on FMA and integer units: 7.5e-5 off at most."""
-    x = tl.minimum(tl.maximum(x, -126.0), 127.0)
-    shifted = x + _ROUND
-    rest = x - (shifted - _ROUND)
-    y = rest * 0.05517166 + 0.24261112
-    y = rest * y + 0.69326099
-    y = rest * y + 0.99992807
-    bits = y.to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _emulated(parts, origin, scale, FROM: tl.constexpr, EMULATED: tl.constexpr):
-    if len(parts) == 1:
-        x = parts[0] * scale - origin
-        return (_exp2_on_fma(x) if FROM % 16 < EMULATED else tl.math.exp2(x),)
-    else:
-        HALF: tl.constexpr = len(parts) // 2
-        return (_emulated(parts[:HALF], origin, scale, FROM, EMULATED)
-                + _emulated(parts[HALF:], origin, scale, FROM + HALF, EMULATED))
-
-
-@triton.jit
-def hopeful_step(s, m, scale, EMULATED: tl.constexpr):
+def hopeful_step(s, m, scale):
     """``(p, sums)`` of one more block with the maximum as it was: p's parts, and their sum ``[M, 4]``."""
-    p = _emulated(parts_of(s), m, scale, 0, EMULATED)
+    p = _exponentials(parts_of(s), m, scale)
     return p, _total(p)
 
 

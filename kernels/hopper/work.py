@@ -39,7 +39,6 @@ class Config(NamedTuple):
     DYNAMIC: tl.constexpr
     BOTH_ENDS: tl.constexpr
     STALE: tl.constexpr
-    EMULATED: tl.constexpr
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     DTYPE: tl.constexpr

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from kernels.hopper.options import VARIANTS, HopperForwardOptions
+from kernels.hopper.options import VARIANTS
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
@@ -15,9 +15,6 @@ from kernels.reference import attention_reference, attention_reference_lowp
 MASKS = {"full": Mask(), "causal": Mask.make(True), "window": Mask.make(window_size=(70, 5)), "left": Mask(64, None),
          "right": Mask(None, 30)}
 EDGES = ([65, 128, 1, 64, 200, 129, 0, 63, 127, 300], [64, 0, 130, 70, 128, 257, 90, 300, 1, 65])
-
-DUO = HopperForwardOptions(consumer_groups=2, ctas_per_sm=1, q_buffers=2, k_buffers=4, v_buffers=4, q_in_registers=True,
-                           apart=True)
 
 #: Every variant as the selection rule runs it, and every switch away from its default at least once.
 SHIPPED = dict(VARIANTS)
@@ -37,19 +34,18 @@ SWITCHED = {
     "pair128, no turns": replace(VARIANTS["pair128"], ping_pong=False),
     "pair128, barriers of a group": replace(VARIANTS["pair128"], warp_barriers=False),
     "trio64, unsorted, head after head": replace(VARIANTS["trio64"], schedule="none", section_mb=0),
-    "duo64, apart": DUO,
+    "duo64, dynamic": replace(VARIANTS["duo64"], schedule="dynamic"),
+    "duo64, Q in shared memory": replace(VARIANTS["duo64"], q_in_registers=False),
     "pair128, apart": replace(VARIANTS["pair128"], ping_pong=False, apart=True),
     "trio64, dynamic": replace(VARIANTS["trio64"], schedule="dynamic"),
     "trio64, barriers of a group": replace(VARIANTS["trio64"], warp_barriers=False),
     "trio64, together": replace(VARIANTS["trio64"], apart=False),
     "solo64, from both ends": replace(VARIANTS["solo64"], both_ends=True),
-    "solo64, older maximum": replace(VARIANTS["solo64"], stale_max=True),
-    "solo64, older maximum, all masked": replace(VARIANTS["solo64"], stale_max=True, peel_masks=False),
-    "pair128, older maximum": replace(VARIANTS["pair128"], stale_max=True),
-    "trio64, older maximum": replace(VARIANTS["trio64"], stale_max=True),
-    "tri64, older maximum": replace(VARIANTS["tri64"], stale_max=True),
-    "tri64c, older maximum": replace(VARIANTS["tri64c"], stale_max=True),
-    "tri64c, older maximum, exp2 emulated": replace(VARIANTS["tri64c"], stale_max=True, emulated_exp2=4),
+    "solo64, maximum at each step": replace(VARIANTS["solo64"], stale_max=False),
+    "solo64, maximum at each step, all masked": replace(VARIANTS["solo64"], stale_max=False, peel_masks=False),
+    "pair128, maximum at each step": replace(VARIANTS["pair128"], stale_max=False),
+    "trio64, maximum at each step": replace(VARIANTS["trio64"], stale_max=False),
+    "tri64c, maximum at each step": replace(VARIANTS["tri64c"], stale_max=False),
     "solo64, from both ends, dynamic": replace(VARIANTS["solo64"], both_ends=True, schedule="dynamic"),
 }
 ALL = {**SHIPPED, **SWITCHED}

@@ -134,11 +134,11 @@ def test_the_selected_variant_through_the_implementation(guards):
     check(case, q, k, v, *IMPLEMENTATION.forward(case, q, k, v))
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if ALL[name].stale_max])
+@pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("growth", [6, 40])
 def test_a_maximum_that_keeps_growing_is_taken_after_all(name, growth, guards):
     """The kernels walk from the last key to the first; here scores grow on the way, in small steps or beyond fp32."""
-    options = ALL[name]
+    options = SHIPPED[name]
     dim = 64 if options.why_not(128, MASKS["full"]) else 128
     case = problem(*EDGES, dim=dim, device="cuda")
     q, k, v = tensors(case, "cuda")
