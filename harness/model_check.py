@@ -28,7 +28,8 @@ FITTED, HELD = "fitted", "held"
 class Point:
     """One row that was both measured (``measured_ms``, in ``run`` on ``gpu``) and modelled (``modelled_ms``).
 
-    ``impl`` is what ran, as both rows call it; ``variant`` is the backend's name in the modelled config.
+    ``impl`` is what ran, as both rows call it; ``variant`` is the backend's name in the modelled config. ``commit`` is
+    that of the measured kernels: a later one may call other code by the same name.
     """
 
     run: str
@@ -41,6 +42,7 @@ class Point:
     measured_ms: float
     modelled_ms: float
     bound_by: str = ""
+    commit: str = ""
 
     @property
     def error(self) -> float:
@@ -143,7 +145,7 @@ def match(measured: Iterable[Record], modelled: Sequence[ModelledRecord]) -> Mat
         assert twin.predicted_ms is not None
         times = [row.latency_ms for row in found if row.latency_ms is not None]
         points.append(Point(run, found[0].gpu, twin.case_id, twin.case, twin.direction, twin.backend, twin.impl,
-                            statistics.median(times), twin.predicted_ms, twin.bound_by))
+                            statistics.median(times), twin.predicted_ms, twin.bound_by, found[0].commit))
     seen = {key for _, key in rows}
     alone = [f"{record.case} {record.direction} {record.backend} ({record.impl})"
              for key, record in known.items() if key not in seen]

@@ -19,8 +19,8 @@ HEADINGS = ("rows", "median error", "worst error", "order right")
 def check_frame(points: Sequence[Point]) -> pd.DataFrame:
     """One line per row that was both measured and modelled."""
     return pd.DataFrame([{
-        "measured_run": point.run, "measured_gpu": point.gpu, "case_id": point.case_id, "case": point.case,
-        "direction": point.direction, "variant": point.variant, "impl": point.impl, "half": point.half,
+        "measured_run": point.run, "measured_gpu": point.gpu, "measured_commit": point.commit,
+        "case_id": point.case_id, "case": point.case, "direction": point.direction, "variant": point.variant, "impl": point.impl, "half": point.half,
         "measured_ms": float(f"{point.measured_ms:.6g}"), "modelled_ms": float(f"{point.modelled_ms:.6g}"),
         "error": round(point.error, 4), "bound_by": point.bound_by} for point in points])
 
@@ -38,7 +38,8 @@ def write_check(csv: Path, markdown: Path, matched: Matched, modelled: str) -> N
 def check_markdown(matched: Matched, modelled: str) -> str:
     """What was held against what, the scores, the rows, and what has no counterpart."""
     points = matched.points
-    measured = "; ".join(dict.fromkeys(f"{point.run} on {point.gpu}" for point in points))
+    measured = "; ".join(dict.fromkeys(f"{point.run} on {point.gpu}, kernels of {point.commit or 'an unknown commit'}"
+                                       for point in points))
     lines = [
         "# Modelled against measured", "",
         f"Modelled: {modelled}. Measured: {measured}. Kernel scope. The error is modelled over measured, less 1; "

@@ -160,7 +160,8 @@ def _check(console: Console, measured: Measured, records: Sequence[ModelledRecor
     for line in [*without_lines(matched), *verdict_lines(parts(matched.points))]:
         typer.echo(line)
     csv, markdown = out / "model_check.csv", out / "model_check.md"
-    write_check(csv, markdown, matched, f"{machine}, description {records[0].machine_digest}, run {records[0].run_id}")
+    write_check(csv, markdown, matched, f"{machine}, description {records[0].machine_digest}, run {records[0].run_id}, "
+                f"kernels of {records[0].commit or 'an unknown commit'}")
     typer.echo(f"check: {csv}, {markdown}")
     return matched
 

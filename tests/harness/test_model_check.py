@@ -113,7 +113,7 @@ def measured(twin, latency, **changes):
     values |= dict(zip(MEASURED[:7], (latency, latency, latency, latency, latency, 30, twin.flops / latency / 1e9),
                        strict=True))
     return Record.model_validate(values | {"run_id": "tiny-1", "gpu": "NVIDIA H200", "device_type": "cuda",
-                                           "status": "ok", "message": ""} | changes)
+                                           "commit": "0123456789ab", "status": "ok", "message": ""} | changes)
 
 
 def test_rows_match_by_lengths_direction_and_variant(files):
@@ -137,11 +137,12 @@ def test_the_command_writes_table_and_markdown_and_ends_with_1_beyond_a_limit(fi
         ["short", "fwd", "jfa", 0.25, 0.16, -0.36], ["short", "bwd", "jfa", 0.4, 0.32, -0.2],
         ["short", "fwd", "jfa_unsorted", 0.16, 0.2, 0.25], ["long", "fwd", "jfa", 0.36, 0.36, 0.0]]
     assert set(rows["measured_gpu"]) == {"NVIDIA H200"}
+    assert set(rows["measured_commit"]) == {"0123456789ab"}
     assert rows["half"].tolist() == [half(*row) for row in rows[["case_id", "direction", "impl"]].to_numpy()]
     text = (tmp_path / "o" / "model_check.md").read_text()
     assert "| all | 4 | 22.5% | -36.0% (short fwd jfa) | 0 of 1 pairs |" in text
     assert "Measured, but not modelled: long bwd jfa (hopper/old)." in text
-    assert "Measured: tiny-1 on NVIDIA H200." in text
+    assert "Measured: tiny-1 on NVIDIA H200, kernels of 0123456789ab." in text
     texts = svg_text(tmp_path / "o" / "plots" / "modelled_against_measured.svg")
     assert "Modelled against measured: error of the modelled times" in texts
     assert "modelled, held half" in texts
