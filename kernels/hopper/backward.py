@@ -128,8 +128,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> 
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
             "ROTATE": options.rotate and not problem.broadcast_q, "COUNTED": counted(problem, options),
-            "LATE": options.late_dq and problem.head_dim == 128 and not _keeps(problem, options),
-            "TURNS": options.turns, "SKIP": options.skip_half, "REGISTERS": 232}
+            "SKIP": options.skip_half, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

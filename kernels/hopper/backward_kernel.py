@@ -30,7 +30,6 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
-    named 8 to 15    with LATE, see `kernels.hopper.backward_late`
 
 What becomes of a step's dQ depends on its block of Q and two numbers of the tile, see
 `kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
@@ -43,28 +42,19 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_counted import await_adds, cast_counted, count_add
-from kernels.hopper.backward_late import begin_late, end_late, step_late
-from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, first_tile, opaque, stores_done, tile_at
+from kernels.hopper.backward_parts import (
+    FIELDS,
+    HALF,
+    dq_stores_done,
+    first_tile,
+    make_ready,
+    opaque,
+    steps_with_keys,
+    stores_done,
+    tile_at,
+)
 from kernels.hopper.backward_step import step_64, step_128, step_without_keys
 from kernels.hopper.ragged import load_rows, store_rows
-
-
-@triton.jit
-def _make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
-                STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
-    """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
-
-    ``NEWER``: stores issued since the slots' last ones.
-    """
-    for c in tl.static_range(2):
-        slot = use % STAGES * 2 + c
-        tlx.async_descriptor_store_wait(1 - c + NEWER)
-        if fetch:
-            tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
-            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot],
-                                      eviction_policy=AGAIN)
-        else:
-            tlx.barrier_arrive(ready[slot])
 
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
@@ -73,8 +63,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
-                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, LATE: tl.constexpr, TURNS: tl.constexpr,
-                    SKIP: tl.constexpr, REGISTERS: tl.constexpr):
+                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, SKIP: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -121,18 +110,18 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             cid: tl.constexpr = tlx.async_task_replica_id()
             n_step = 0
             n_kv = 0
-            if LATE:
-                begin_late(ds_smem, cid, DTYPE)
             steps = tl.load(tiles + start * FIELDS + 6)
-            if SKIP:
-                keys = tl.load(tiles + start * FIELDS + 4) - tl.load(tiles + start * FIELDS + 5)
+            whole = steps  # steps with keys for this consumer
+            if SKIP and cid == 1:
+                whole = steps_with_keys(tiles + start * FIELDS, steps)
             for place in tl.range(begin, end, num_stages=1):
                 t = tile_at(place, begin, end, start, ROTATE)
                 # early, as it costs a trip to L2; the record's other fields are in L1 after it
                 after = tile_at(tl.minimum(place + 1, end - 1), begin, end, start, ROTATE)
                 steps2 = tl.load(tiles + after * FIELDS + 6)
-                if SKIP:
-                    keys2 = tl.load(tiles + after * FIELDS + 4) - tl.load(tiles + after * FIELDS + 5)
+                whole2 = steps2
+                if SKIP and cid == 1:
+                    whole2 = steps_with_keys(tiles + after * FIELDS, steps2)
                 record = tiles + t * FIELDS
                 cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
                 partials, lasts = tl.load(record + 10), tl.load(record + 12)
@@ -142,10 +131,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 dv = tl.zeros([HALF, D], tl.float32)
                 tlx.barrier_wait(k_full[kb], kv_phase)
                 tlx.barrier_wait(v_full[kb], kv_phase)
-                whole = steps  # steps with keys for this consumer
-                if SKIP and cid == 1:
-                    whole = tl.where(keys <= HALF, 0, steps)
-                for g in tl.range(0, GROUP, num_stages=1):
+                for _ in tl.range(0, GROUP, num_stages=1):
                     if SKIP and cid == 1:
                         for i in tl.range(whole, steps, num_stages=1):
                             qb = n_step % NUM_Q
@@ -171,21 +157,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         if HAS_LEFT:
                             cut |= i >= cut1
                         even = n_step % 2
-                        if LATE:
-                            use += 2 * STAGES - 1  # the use before, without its sign
-                            slot = use % STAGES * 2 + cid
-                            place_in_tile = g + i
-                            place_in_tile = opaque(place_in_tile)  # else the first step becomes a copy of its own
-                            before = opaque(i)
-                            before = tl.where(before > 0, before - 1, steps - 1)
-                            dk, dv = step_late(
-                                k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
-                                lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
-                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
-                                (use // STAGES) & 1, dk, dv, i, cut, place_in_tile > 0, before < lasts,
-                                (before < partials) & (place_in_tile > 0), scale_log2, scale, record, left, right,
-                                even, cid, DTYPE, TURNS, HAS_LEFT, HAS_RIGHT)
-                        elif D == 128:
+                        if D == 128:
                             dk, dv = step_128(
                                 k_smem, v_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
                                 final[2 * slot], lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb],
@@ -201,15 +173,6 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
                                 left, right, even, cid, DTYPE, DS_STAGES, HAS_LEFT, HAS_RIGHT)
                         n_step += 1
-                if LATE:
-                    use = n_step + n_kv + 2 * STAGES - 1
-                    slot = use % STAGES * 2 + cid
-                    k_slot = kb * 2
-                    k_slot = opaque(k_slot)
-                    done = opaque(steps)
-                    end_late(k_smem, ds_smem, staging[slot], final[2 * slot], k_slot, ready[slot], full[slot],
-                             (use // STAGES) & 1, done > 0, done - 1 < lasts, (done - 1 < partials) & (done > 0), scale,
-                             (n_step + 1) % 2, cid, DTYPE, TURNS)
                 if KEEP:
                     tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
                 else:
@@ -237,8 +200,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     tlx.barrier_arrive(k_empty[kb])
                 n_kv += 1  # noqa: SIM113
                 steps = steps2
-                if SKIP:
-                    keys = keys2
+                whole = whole2
             if KEEP:
                 tlx.fence("async_shared")
                 tlx.barrier_arrive(full[cid])
@@ -325,7 +287,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         stored = -1  # the last step's counter
                     if AHEAD:
                         row = (acc_block + m_first) * BLOCK_M
-                        _make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
+                        make_ready(desc_acc, staging, ready, n_use, row, partials > 0, ROW, COLUMN, STAGES, AGAIN,
                                     2)
                     for g in tl.range(0, GROUP, num_stages=1):
                         column = (head * GROUP + g) * D
@@ -340,10 +302,10 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                 i2 = tl.where(over, 0, i + 1)
                                 row2 = (acc_block + g2 * acc_group + m_first + i2) * BLOCK_M
                                 fetch = (i2 < partials) & (g2 < GROUP)
-                                _make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES,
+                                make_ready(desc_acc, staging, ready, n_use + 1, row2, fetch, ROW, COLUMN, STAGES,
                                             AGAIN, 0)
                             else:
-                                _make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES,
+                                make_ready(desc_acc, staging, ready, n_use, row, i < partials, ROW, COLUMN, STAGES,
                                             AGAIN, 0)
                             if COUNTED:
                                 if stored >= 0:
@@ -366,7 +328,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                                                                eviction_policy=AGAIN, store_reduce="add")
                             n_use += 1
                     if not AHEAD:
-                        _make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
+                        make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
                     if COUNTED:  # noqa: SIM102 (one is known to the compiler)
                         if stored >= 0:
                             count_add(counters + stored)

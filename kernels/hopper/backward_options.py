@@ -32,11 +32,8 @@ class HopperBackwardOptions:
         ahead: the next step's scores are computed beside this one's dK and dQ, across tiles too: the kernel of
             `kernels.hopper.backward_ahead`, where the stages and ``dk_first`` are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
-        late_dq: a step's dQ is computed a step later, so that the consumers need not keep in step. D = 128 only, with
-            two stages of dQ and dS, dK first, and not ``ahead``.
-        turns: with ``late_dq``, one consumer is always half a step behind the other.
         skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
-            Not with ``ahead`` or ``late_dq``.
+            Not with ``ahead``. Not measured yet.
         kernel_delta: delta is computed inside the main kernel, from O read once a step. Needs ``ahead``. Slower so far.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
@@ -47,8 +44,8 @@ class HopperBackwardOptions:
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
         counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
             pass. Without ``ahead`` and ``rotate``; with a left window or broadcast-Q it does nothing.
-        deterministic: every sequence is left to one CTA, or (counted, without a mask) adds in a fixed order, so that
-            equal calls give equal bits.
+        deterministic: equal calls give equal bits: sequences that are not owned are counted, and add in a fixed order;
+            or with a mask, ``ahead`` or ``rotate`` every sequence is left to one CTA.
     """
 
     q_stages: int = 2
@@ -58,8 +55,6 @@ class HopperBackwardOptions:
     ds_stages: int = 2
     dk_first: bool = True
     ahead: bool = False
-    late_dq: bool = False
-    turns: bool = False
     skip_half: bool = False
     kernel_delta: bool = False
     l2_hints: bool = False
@@ -74,12 +69,8 @@ class HopperBackwardOptions:
         check_switches(self, _ALLOWED, lambda allowed: f"{allowed[0]} to {allowed[-1]}")
         if self.kernel_delta and not self.ahead:
             raise ValueError("kernel_delta: needs ahead")
-        if self.late_dq and (self.ahead or not self.dk_first or self.dq_stages + self.ds_stages < 4):
-            raise ValueError("late_dq: needs dq_stages 2, ds_stages 2 and dk_first, and not ahead")
-        if self.turns and not self.late_dq:
-            raise ValueError("turns: needs late_dq")
-        if self.skip_half and (self.ahead or self.late_dq):
-            raise ValueError("skip_half: not with ahead or late_dq")
+        if self.skip_half and self.ahead:
+            raise ValueError("skip_half: not with ahead")
         if self.counted and (self.ahead or self.rotate):
             raise ValueError("counted: not with ahead or rotate")
 
@@ -93,8 +84,8 @@ class HopperBackwardOptions:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
         parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
-                 "late" * self.late_dq, "turns" * self.turns, "skip" * self.skip_half, "delta" * self.kernel_delta,
-                 "l2" * self.l2_hints, "rot" * self.rotate, "keep" * self.keep_dq,
+                 "skip" * self.skip_half, "delta" * self.kernel_delta, "l2" * self.l2_hints, "rot" * self.rotate,
+                 "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
                  "det" * self.deterministic]
         return "-".join(part for part in parts if part)

@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+import triton.language.extra.tlx as tlx
 
 FIELDS = tl.constexpr(24)  # int32 fields of a tile record, see `kernels.hopper.backward_schedule`
 HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
@@ -41,6 +42,12 @@ def tile_at(place, begin, end, start, ROTATE: tl.constexpr):
 
 
 @triton.jit
+def steps_with_keys(record, steps):
+    """Consumer 1's steps with keys in a tile: all, or none if the sequence ends in the first 64 rows."""
+    return tl.where(tl.load(record + 4) - tl.load(record + 5) <= HALF, 0, steps)
+
+
+@triton.jit
 def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr, HAS_LEFT: tl.constexpr,
             HAS_RIGHT: tl.constexpr):
     """P^T with zeros where the key is not visible to the query: after the exp2, which may be inf without a key.
@@ -57,6 +64,24 @@ def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr
         if HAS_LEFT:
             visible &= kv_row[:, None] >= (at - left)[None, :]
     return tl.where(visible, p, 0.0)
+
+
+@triton.jit
+def make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
+                STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
+    """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
+
+    ``NEWER``: stores issued since the slots' last ones.
+    """
+    for c in tl.static_range(2):
+        slot = use % STAGES * 2 + c
+        tlx.async_descriptor_store_wait(1 - c + NEWER)
+        if fetch:
+            tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
+            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot],
+                                      eviction_policy=AGAIN)
+        else:
+            tlx.barrier_arrive(ready[slot])
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from kernels.hopper.backward_parts import masked, opaque
 
 
 @triton.jit
-def partial_dq(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
+def _partial(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
     """What dQ starts from: the partial that the writer has fetched, or with KEEP the consumer left there, or zeros."""
     if partial:
         if not KEEP:
@@ -20,7 +20,7 @@ def partial_dq(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
 
 
 @triton.jit
-def hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr):
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr):
     """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
     if KEEP:
         tlx.local_store(staging, dq)
@@ -69,7 +69,7 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         tlx.named_barrier_wait(9 + side - CID, 256)
     else:
         tlx.named_barrier_wait(9, 256)
-    dq = partial_dq(staging, ready, ready_phase, partial, KEEP)
+    dq = _partial(staging, ready, ready_phase, partial, KEEP)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
                        dq)
@@ -79,13 +79,13 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         dk = tlx.async_dot_wait(2, dk)
         tlx.barrier_arrive(q_empty)
         dq = tlx.async_dot_wait(0, dq)
-        hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
     else:
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
         dv = tlx.async_dot_wait(3, dv)
         tlx.barrier_arrive(do_empty)
         dq = tlx.async_dot_wait(1, dq)
-        hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
         dk = tlx.async_dot_wait(0, dk)
         tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -134,14 +134,14 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     tlx.local_store(ds_smem[side + 2 + CID], ds1)
     tlx.fence("async_shared")
     tlx.named_barrier_wait(9, 256)
-    dq = partial_dq(staging, ready, ready_phase, partial, False)
+    dq = _partial(staging, ready, ready_phase, partial, False)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
     dk = tlx.async_dot(ds1, q1, dk)
     dv = tlx.async_dot_wait(3, dv)
     tlx.barrier_arrive(do_empty)
     dq = tlx.async_dot_wait(1, dq)
-    hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -169,10 +169,10 @@ def step_without_keys(k_smem, ds_smem, staging, final, k_slot, q_full, q_empty, 
         tlx.named_barrier_wait(9 + side - CID, 256)
     else:
         tlx.named_barrier_wait(9, 256)
-    dq = partial_dq(staging, ready, ready_phase, partial, KEEP)
+    dq = _partial(staging, ready, ready_phase, partial, KEEP)
     if D == 128:
         dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
     else:
         dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
     dq = tlx.async_dot_wait(0, dq)
-    hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)

@@ -50,15 +50,15 @@ def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: s
                      budget: int) -> Plan:
     """With scores a step ahead, ptxas moves exponentials below the wait for dQ (kernels/hopper/NOTES_BACKWARD.md)."""
     from kernels.hopper.backward import BLOCK_M, BLOCK_N
-    from kernels.hopper.backward_schedule import build
+    from kernels.hopper.backward_schedule import TOUCHED, build
     from kernels.simulator.timing.backward_plan import Habits, backward_plan
 
     chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
-    if chosen.counted:
-        raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
     block_m = BLOCK_M[problem.head_dim]
     tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
     built = build(problem, chosen, schedule or "zigzag", min(int(machine.sms), tiles), block_m, BLOCK_N)
+    if built.tiles[:, TOUCHED].any():
+        raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
     habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints, chosen.kernel_delta, chosen.ahead)
     main = "jagged_backward_ahead" if chosen.ahead else "jagged_backward"
     return backward_plan(problem, built, main, block_m, 1, habits, machine, budget)

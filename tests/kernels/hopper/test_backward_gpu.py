@@ -20,7 +20,6 @@ VARIANTS = {
     "ahead, all added": replace(AHEAD, direct_dq=False), "ahead, L2 told": replace(AHEAD, l2_hints=True),
     "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
     "half skipped": Options(skip_half=True), "half skipped, K and V twice": replace(SHORT_GAP, skip_half=True),
-    "late": Options(late_dq=True), "in turns": Options(late_dq=True, turns=True),
     "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
 }
 pytestmark = pytest.mark.gpu
@@ -90,7 +89,7 @@ def test_shared_queries(name, len_q, heads_kv, guards):
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "left", "right"])
-@pytest.mark.parametrize("name", ["chosen", "ahead", "half skipped", "late", "counted"])
+@pytest.mark.parametrize("name", ["chosen", "ahead", "half skipped", "counted"])
 def test_masks(name, mask, guards):
     case = problem(*EDGES, mask=MASKS[mask], device="cuda")
     values = inputs(case)
@@ -117,7 +116,7 @@ def test_deterministic_calls_repeat_bit_by_bit(name, guards):
         assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, all added", "half skipped", "late",
+@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, all added", "half skipped",
                                   "counted"])
 def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
     case = problem(*EDGES, device="cuda")
@@ -129,7 +128,7 @@ def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
 
 
 @pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, delta inside", "ahead, all added",
-                                  "half skipped", "late", "counted"])
+                                  "half skipped", "counted"])
 def test_a_sequence_of_nan_stays_among_itself(name, guards):
     case = problem(*EDGES, device="cuda")
     q, k, v, dout = inputs(case)

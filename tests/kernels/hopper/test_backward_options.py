@@ -27,10 +27,8 @@ def make_options(values):
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
     ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"), ({"kernel_delta": True}, "kernel_delta: needs ahead"),
-    ({"late_dq": True, "ds_stages": 1}, "late_dq: needs dq_stages 2, ds_stages 2 and dk_first, and not ahead"),
-    ({"late_dq": True, "ahead": True}, "late_dq: needs dq_stages 2"), ({"late_dq": True, "dk_first": False}, "late_dq"),
-    ({"skip_half": True, "ahead": True}, "skip_half: not with ahead or late_dq"),
-    ({"turns": True}, "turns: needs late_dq"), ({"counted": True, "rotate": True}, "counted: not with ahead or rotate"),
+    ({"skip_half": True, "ahead": True}, "skip_half: not with ahead"),
+    ({"counted": True, "rotate": True}, "counted: not with ahead or rotate"),
     ({"counted": True, "ahead": True}, "counted: not with ahead or rotate"),
 ])
 def test_bad_values(values, message):

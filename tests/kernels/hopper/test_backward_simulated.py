@@ -16,8 +16,6 @@ from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
 
 SKIP = Options(skip_half=True)
-LATE = Options(late_dq=True)
-TURNS = Options(late_dq=True, turns=True)
 COUNTED = Options(counted=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 AHEAD = Options(ahead=True)
@@ -71,13 +69,6 @@ CASES = {
     "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
                                Options(owned_blocks=0)),
     "fp16": (lambda: problem(*CROSS, dtype=torch.float16), Options()),
-    "late": (lambda: problem(*CROSS), LATE),
-    "late, all added": (lambda: problem(SELF, SELF), replace(LATE, direct_dq=False)),
-    "late, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), LATE),
-    "late, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), replace(LATE, rotate=True)),
-    "late, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), LATE),
-    "late, shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), LATE),
-    "late, counted": (lambda: problem(*CROSS), replace(LATE, counted=True, owned_blocks=1)),
     "half skipped": (lambda: problem(*CROSS), SKIP),
     "half skipped, all added": (lambda: problem(SELF, SELF), replace(SKIP, direct_dq=False)),
     "half skipped, causal": (lambda: problem([300, 65], [300, 40], mask=Mask.make(True)), SKIP),
@@ -87,10 +78,6 @@ CASES = {
     "half skipped, dQ kept": (lambda: problem(32, [64, 0, 130, 300], 2, 2),
                               replace(SHORT_GAP, dk_first=True, keep_dq=True, skip_half=True)),
     "half skipped, counted": (lambda: problem(*CROSS), replace(COUNTED, skip_half=True)),
-    "in turns": (lambda: problem(*CROSS), TURNS),
-    "in turns, causal": (lambda: problem([300, 65], [300, 70], mask=Mask.make(True)), TURNS),
-    "in turns, heads in groups": (lambda: problem([65], [130], 4, 2), TURNS),
-    "in turns, counted": (lambda: problem([130, 0, 65], [257, 128, 0]), replace(TURNS, counted=True, owned_blocks=1)),
     "counted": (lambda: problem(*CROSS), COUNTED),
     "counted, L2 told": (lambda: problem([65, 200], [65, 400]), replace(COUNTED, l2_hints=True)),
     "all counted": (lambda: problem(SELF, SELF), replace(COUNTED, direct_dq=False)),
@@ -113,7 +100,7 @@ def test_right_in_every_mode(name):
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
-@pytest.mark.parametrize("options", [Options(), LATE, TURNS, SKIP])
+@pytest.mark.parametrize("options", [Options(), SKIP])
 def test_other_schedules(options, mode):
     case = problem(*CROSS)
     check(case, *tensors(case), options, mode=mode)
@@ -127,12 +114,11 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     check(case, q, k, v, dout, Options())
     check(case, q, k, v, dout, Options(owned_blocks=0))
     check(case, q, k, v, dout, COUNTED)
-    check(case, q, k, v, dout, LATE)
     check(case, q, k, v, dout, SKIP)
     check(case, q, k, v, dout, AHEAD)
 
 
-@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, LATE, SKIP])
+@pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, SKIP])
 def test_a_sequence_of_nan_stays_among_itself(options):
     case = problem(SELF, SELF)
     q, k, v, dout = tensors(case)
@@ -157,7 +143,7 @@ def test_nan_in_keys_shows_in_every_gradient(options):
         assert not grad[100:].isnan().any()
 
 
-@pytest.mark.parametrize(("lengths", "options"), [([300, 520], Options(deterministic=True)),
+@pytest.mark.parametrize(("lengths", "options"), [([300, 520], Options(deterministic=True, rotate=True)),
                                                   ([70, 390], replace(COUNTED, deterministic=True))])
 def test_deterministic_does_not_depend_on_the_schedule(lengths, options):
     case = problem(lengths, lengths)
