@@ -20,7 +20,8 @@ def check_frame(points: Sequence[Point]) -> pd.DataFrame:
     """One line per row that was both measured and modelled."""
     return pd.DataFrame([{
         "measured_run": point.run, "measured_gpu": point.gpu, "measured_commit": point.commit,
-        "case_id": point.case_id, "case": point.case, "direction": point.direction, "variant": point.variant, "impl": point.impl, "half": point.half,
+        "case_id": point.case_id, "case": point.case, "direction": point.direction, "variant": point.variant,
+        "impl": point.impl, "half": point.half,
         "measured_ms": float(f"{point.measured_ms:.6g}"), "modelled_ms": float(f"{point.modelled_ms:.6g}"),
         "error": round(point.error, 4), "bound_by": point.bound_by} for point in points])
 
