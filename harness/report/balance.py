@@ -36,14 +36,15 @@ class Launch:
 
 
 def launch_of(impl: str, multiprocessors: int) -> Launch:
-    """The launch of a Hopper forward by its name in the records, such as ``hopper/solo64/zigzag``.
+    """The launch of a Hopper forward by its name in the records, such as ``hopper/solo64-stale/zigzag``.
 
     Any other name gives one worker to each multiprocessor and tiles of 128 x 128.
     """
-    words = impl.split("/")
-    if len(words) > 1 and words[0] == "hopper" and words[1] in VARIANTS:
-        options = VARIANTS[words[1]]
-        return Launch(words[1], TileShape(options.block_m, options.block_n),
+    family, *words = impl.split("/")
+    variant = words[0].removesuffix("-stale") if words else ""
+    if family == "hopper" and variant in VARIANTS:
+        options = VARIANTS[variant]
+        return Launch(variant, TileShape(options.block_m, options.block_n),
                       multiprocessors * options.ctas_per_sm * options.streams)
     return Launch("128 x 128 tiles", TileShape(128, 128), multiprocessors)
 

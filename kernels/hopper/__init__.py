@@ -41,13 +41,14 @@ class HopperImplementation:
 
     def describe(self, problem: JaggedProblem, direction: Direction, schedule: str | None = None,
                  options: object | None = None) -> str:
-        """Such as ``hopper/solo64/zigzag``; changed switches follow a plus sign each."""
+        """``hopper/solo64-stale/zigzag``: ``-stale`` with `stale_max`; changed switches follow a plus sign each."""
         if direction == "bwd":
             return _backward().describe(problem, schedule, options)
         resolved = resolve_forward(problem, schedule, options)
         changed = [] if not isinstance(options, HopperForwardRequest) else [
-            f"+{name}={value}" for name, value in options.switches if name != "schedule"]
-        return f"hopper/{resolved.variant}/{resolved.schedule}{''.join(changed)}"
+            f"+{name}={value}" for name, value in options.switches if name not in ("schedule", "stale_max")]
+        stale = "-stale" if resolved.stale_max else ""
+        return f"hopper/{resolved.variant}{stale}/{resolved.schedule}{''.join(changed)}"
 
     def forward(self, problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *,
                 schedule: str | None = None, options: object | None = None) -> tuple[torch.Tensor, torch.Tensor]:

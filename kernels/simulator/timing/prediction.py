@@ -41,7 +41,7 @@ class Prediction:
 
     Attributes:
         machine: its name.
-        variant: what the implementation calls the variant, such as ``hopper/solo64/zigzag``.
+        variant: what the implementation calls the variant, such as ``hopper/solo64-stale/zigzag``.
         direction: ``fwd`` or ``bwd``.
         ms: of all kernels of the call.
         kernels: the kernels of the call, in their order; their times add up to ``ms``.

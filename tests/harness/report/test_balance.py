@@ -61,6 +61,7 @@ def test_equal_work_divided_evenly_is_perfect():
 def test_the_launch_is_that_of_the_variant_which_ran():
     options = VARIANTS["tri64"]
     launch = launch_of("hopper/tri64/zigzag", 132)
+    assert launch_of("hopper/tri64-stale/zigzag", 132) == launch
     assert launch.shape == TileShape(options.block_m, options.block_n)
     assert launch.workers == 132 * options.ctas_per_sm * options.streams
     assert launch_of("portable/64x64w4s3", 132) == Launch("128 x 128 tiles", TileShape(128, 128), 132)

@@ -18,30 +18,30 @@ LOGNORMAL = np.clip(np.rint(RANDOM.lognormal(4, 1.2, 4096)), 1, 8192).astype(int
 
 # lengths of Q (an int: broadcast) and K, head dimension, mask, what the rule selects
 ROWS = {
-    "u256": (UNIFORM[256], UNIFORM[256], 128, "full", "solo64/zigzag"),
-    "u512": (UNIFORM[512], UNIFORM[512], 128, "full", "solo64/zigzag"),
-    "u1024": (UNIFORM[1024], UNIFORM[1024], 128, "full", "pair128/zigzag"),
-    "mean 384": ([384] * 1152, [384] * 1152, 128, "full", "pair128/zigzag"),
-    "u1024 causal": (UNIFORM[1024], UNIFORM[1024], 128, "causal", "duo64/dynamic"),
-    "u1024 right": (UNIFORM[1024], UNIFORM[1024], 128, "right", "duo64/dynamic"),
-    "u1024 window": (UNIFORM[1024], UNIFORM[1024], 128, "window", "solo64/dynamic"),
-    "u1024 left": (UNIFORM[1024], UNIFORM[1024], 128, "left", "solo64/dynamic"),
-    "u2048 causal": (UNIFORM[2048], UNIFORM[2048], 128, "causal", "pair128/dynamic"),
-    "3000 window": ([3000] * 64, [3000] * 64, 128, "window", "pair128/dynamic"),
-    "u256 causal": (UNIFORM[256], UNIFORM[256], 128, "causal", "solo64/dynamic"),
-    "u2048": (UNIFORM[2048], UNIFORM[2048], 128, "full", "pair128/zigzag"),
-    "all 1024": ([1024] * 1152, [1024] * 1152, 128, "full", "pair128/zigzag"),
-    "full": ([3900] * 512, [3900] * 512, 128, "full", "pair128/zigzag"),
-    "short kv": (UNIFORM[2048], [256] * 1152, 128, "full", "trio64/zigzag"),
-    "half-long q, short kv": (UNIFORM[512], [256] * 1152, 128, "full", "solo64/zigzag"),
-    "broadcast 32": (32, UNIFORM[1024], 128, "full", "solo64/zigzag"),
-    "broadcast 192": (192, UNIFORM[2048], 128, "full", "trio64/zigzag"),
-    "lognormal": (LOGNORMAL, LOGNORMAL, 128, "full", "solo64/zigzag"),
-    "dense": ([4096] * 4, [4096] * 4, 128, "full", "pair128/zigzag"),
-    "dense causal": ([4096] * 4, [4096] * 4, 128, "causal", "pair128/dynamic"),
-    "d64": (UNIFORM[1024], UNIFORM[1024], 64, "full", "tri64c/dynamic"),
-    "d64 causal": (UNIFORM[1024], UNIFORM[1024], 64, "causal", "tri64c/dynamic"),
-    "d64 window": (UNIFORM[1024], UNIFORM[1024], 64, "window", "tri64c/dynamic"),
+    "u256": (UNIFORM[256], UNIFORM[256], 128, "full", "solo64-stale/zigzag"),
+    "u512": (UNIFORM[512], UNIFORM[512], 128, "full", "solo64-stale/zigzag"),
+    "u1024": (UNIFORM[1024], UNIFORM[1024], 128, "full", "pair128-stale/zigzag"),
+    "mean 384": ([384] * 1152, [384] * 1152, 128, "full", "pair128-stale/zigzag"),
+    "u1024 causal": (UNIFORM[1024], UNIFORM[1024], 128, "causal", "duo64-stale/dynamic"),
+    "u1024 right": (UNIFORM[1024], UNIFORM[1024], 128, "right", "duo64-stale/dynamic"),
+    "u1024 window": (UNIFORM[1024], UNIFORM[1024], 128, "window", "solo64-stale/dynamic"),
+    "u1024 left": (UNIFORM[1024], UNIFORM[1024], 128, "left", "solo64-stale/dynamic"),
+    "u2048 causal": (UNIFORM[2048], UNIFORM[2048], 128, "causal", "pair128-stale/dynamic"),
+    "3000 window": ([3000] * 64, [3000] * 64, 128, "window", "pair128-stale/dynamic"),
+    "u256 causal": (UNIFORM[256], UNIFORM[256], 128, "causal", "solo64-stale/dynamic"),
+    "u2048": (UNIFORM[2048], UNIFORM[2048], 128, "full", "pair128-stale/zigzag"),
+    "all 1024": ([1024] * 1152, [1024] * 1152, 128, "full", "pair128-stale/zigzag"),
+    "full": ([3900] * 512, [3900] * 512, 128, "full", "pair128-stale/zigzag"),
+    "short kv": (UNIFORM[2048], [256] * 1152, 128, "full", "trio64-stale/zigzag"),
+    "half-long q, short kv": (UNIFORM[512], [256] * 1152, 128, "full", "solo64-stale/zigzag"),
+    "broadcast 32": (32, UNIFORM[1024], 128, "full", "solo64-stale/zigzag"),
+    "broadcast 192": (192, UNIFORM[2048], 128, "full", "trio64-stale/zigzag"),
+    "lognormal": (LOGNORMAL, LOGNORMAL, 128, "full", "solo64-stale/zigzag"),
+    "dense": ([4096] * 4, [4096] * 4, 128, "full", "pair128-stale/zigzag"),
+    "dense causal": ([4096] * 4, [4096] * 4, 128, "causal", "pair128-stale/dynamic"),
+    "d64": (UNIFORM[1024], UNIFORM[1024], 64, "full", "tri64c-stale/dynamic"),
+    "d64 causal": (UNIFORM[1024], UNIFORM[1024], 64, "causal", "tri64c-stale/dynamic"),
+    "d64 window": (UNIFORM[1024], UNIFORM[1024], 64, "window", "tri64c-stale/dynamic"),
 }
 
 
@@ -125,8 +125,8 @@ def test_requests():
     request = make_request({"variant": "pair128", "ping_pong": False, "section_mb": 0})
     assert request == HopperForwardRequest("pair128", (("ping_pong", False), ("section_mb", 0)))
     case = problem([5], [5])
-    assert describe(case, options=request) == "hopper/pair128/zigzag+ping_pong=False+section_mb=0"
-    assert describe(case, options=request, schedule="none").startswith("hopper/pair128/none+")
+    assert describe(case, options=request) == "hopper/pair128-stale/zigzag+ping_pong=False+section_mb=0"
+    assert describe(case, options=request, schedule="none").startswith("hopper/pair128-stale/none+")
     assert resolve_forward(case, None, VARIANTS["trio64"]) is VARIANTS["trio64"]
 
 
