@@ -44,8 +44,8 @@ class HopperBackwardOptions:
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
         counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
             pass. Without ``ahead`` and ``rotate``; with a left window or broadcast-Q it does nothing.
-        deterministic: equal calls give equal bits: sequences that are not owned are counted, and add in a fixed order;
-            or with a mask, ``ahead`` or ``rotate`` every sequence is left to one CTA.
+        deterministic: equal calls give equal bits: every sequence is left to one CTA, or with ``counted``, where there
+            is no mask, those that are not owned add in a fixed order.
     """
 
     q_stages: int = 2

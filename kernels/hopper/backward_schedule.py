@@ -210,15 +210,10 @@ def _sequence_tiles(problem: JaggedProblem, len_q: np.ndarray, len_k: np.ndarray
 
 
 def counted(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
-    """Whether sequences that aren't owned are counted, as asked for or to be deterministic.
-
-    In a fixed order they are only if all tiles touch all blocks, and never with a left window.
-    """
-    if problem.broadcast_q:
-        return False
-    if options.deterministic:
-        return problem.mask.is_full and not (options.ahead or options.rotate)
-    return options.counted and problem.mask.left is None
+    """Whether sequences that aren't owned are counted: not with a left window; in a fixed order only without a mask."""
+    mask = problem.mask
+    allowed = mask.is_full if options.deterministic else mask.left is None
+    return options.counted and allowed and not problem.broadcast_q
 
 
 def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: int, block_m: int,
