@@ -69,7 +69,8 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
     programs = min(sms, num_tiles)
     owned_blocks, owned_steps = ownership(problem, options, programs, block_m, block_n)
     partial = 0  # blocks of Q that the longest owned sequence of several KV blocks may have
-    if owned_blocks > 1 and longest_k > 1:
+    none_owned = longest_k > owned_blocks and layout_k.total == layout_k.batch * layout_k.max_seqlen  # all equally long
+    if owned_blocks > 1 and longest_k > 1 and not none_owned:
         partial = min(longest_q, owned_steps // 2)
         if layout_q is layout_k:
             partial = min(partial, -(-owned_blocks * block_n // block_m))

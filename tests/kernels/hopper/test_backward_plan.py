@@ -140,6 +140,14 @@ def test_more_items_than_a_program_deals_at_once():
     np.testing.assert_array_equal(made.bounds, wanted.bounds)
 
 
+@pytest.mark.parametrize(("lengths", "scratch"), [([700, 700], 0), ([700, 699], 8), ([500, 500], 8)])
+def test_no_room_for_owned_sequences_where_all_are_too_long(lengths, scratch):
+    made = built(make(lengths, lengths), HopperBackwardOptions(), sms=40)
+    assert made.known.scratch <= scratch
+    assert (made.known.scratch > 0) == (scratch > 0)
+    assert made.known.shared_at == made.known.programs * made.known.scratch
+
+
 def test_offsets_that_only_the_device_knows_are_not_read_by_the_host(monkeypatch):
     problem = make([5, 300], [200, 70])
     monkeypatch.setattr(JaggedLayout, "offsets", property(lambda self: pytest.fail("the host reads the offsets")))
