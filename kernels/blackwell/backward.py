@@ -53,7 +53,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     block_m, dim, heads, device = chosen.block_m, problem.head_dim, problem.num_heads_q, q.device
-    plan = _plan(problem, chosen, order, sm_count(device), device)
+    plan = tables(problem, chosen, order, sm_count(device), device)
     made, num_blocks, row_stride = plan.schedule, len(plan.blocks), heads * dim
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows = torch.empty((heads * num_blocks * 2 * block_m,), dtype=torch.float32, device=device)
@@ -151,8 +151,9 @@ def _order(schedule: str | None) -> str:
     return schedule
 
 
-def _plan(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str, programs: int,
-          device: torch.device) -> _Plan:
+def tables(problem: JaggedProblem, options: BlackwellBackwardOptions, order: str, programs: int,
+           device: torch.device) -> _Plan:
+    """The schedule of a problem for ``programs`` SMs and its tables on the device, cached on the K layout."""
     key = ("blackwell backward", id(problem.layout_q), problem.num_heads_q, problem.num_heads_kv, problem.mask,
            problem.broadcast_q, options, order, programs, device)
 

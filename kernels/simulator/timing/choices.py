@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from kernels.blackwell import backward_options as blackwell_backward
 from kernels.blackwell import options as blackwell_forward
+from kernels.blackwell.backward import tables
 from kernels.hopper import resolve_forward
+from kernels.hopper.backward import BLOCK_M, BLOCK_N
 from kernels.hopper.backward_options import HopperBackwardOptions, select
+from kernels.hopper.backward_schedule import TOUCHED, build
+from kernels.hopper.forward import heads_a_section
 from kernels.implementation import Direction
 from kernels.problem import JaggedProblem
+from kernels.simulator.timing.backward_plan import Habits, backward_plan, drawn_plan
+from kernels.simulator.timing.forward_plan import forward_plan
 from kernels.simulator.timing.machine import Machine
 from kernels.simulator.timing.plans import Plan
 from kernels.tile_schedule import TileShape, heads_within
@@ -25,9 +31,6 @@ def _hopper_forward(problem: JaggedProblem, options: object | None, schedule: st
                     budget: int) -> Plan:
     """Arithmetic does not run beside its own group's O += P V: without a mask ptxas was seen to move it below the wait,
     and where it stays above, behind a mask, nothing was won (kernels/hopper/NOTES.md)."""
-    from kernels.hopper.forward import heads_a_section
-    from kernels.simulator.timing.forward_plan import forward_plan
-
     chosen = resolve_forward(problem, schedule, options)
     section = heads_a_section(chosen, problem.num_heads_q, problem.num_heads_kv, problem.head_dim,
                               problem.layout_k.max_seqlen)
@@ -37,8 +40,6 @@ def _hopper_forward(problem: JaggedProblem, options: object | None, schedule: st
 
 def _blackwell_forward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                        budget: int) -> Plan:
-    from kernels.simulator.timing.forward_plan import forward_plan
-
     chosen = blackwell_forward.resolve_forward(problem, schedule, options)
     section = heads_within(chosen.section_mb, problem.num_heads_q, problem.num_heads_kv, problem.head_dim,
                            problem.layout_k.max_seqlen)
@@ -49,10 +50,6 @@ def _blackwell_forward(problem: JaggedProblem, options: object | None, schedule:
 def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                      budget: int) -> Plan:
     """With scores a step ahead, ptxas moves exponentials below the wait for dQ (kernels/hopper/NOTES_BACKWARD.md)."""
-    from kernels.hopper.backward import BLOCK_M, BLOCK_N
-    from kernels.hopper.backward_schedule import TOUCHED, build
-    from kernels.simulator.timing.backward_plan import Habits, backward_plan
-
     chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
     block_m = BLOCK_M[problem.head_dim]
     tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
@@ -66,9 +63,6 @@ def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: s
 
 def _blackwell_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                         budget: int) -> Plan:
-    from kernels.blackwell.backward import _plan as tables
-    from kernels.simulator.timing.backward_plan import Habits, backward_plan, drawn_plan
-
     order = schedule or "zigzag"
     chosen = (options if isinstance(options, blackwell_backward.BlackwellBackwardOptions)
               else blackwell_backward.select(problem, order))
