@@ -59,7 +59,7 @@ def test_every_committed_csv_is_named_where_results_are_described(folder):
     described = [*(ROOT / "results").rglob("README.md"), *(ROOT / "docs").glob("*.md")]
     pages = "".join(page.read_text() for page in described)
     for path in (ROOT / "results" / folder).rglob("*.csv"):
-        kind = re.sub(r"^(gem|gate|ablation_\w+?)(?=\.|$)", "<config>", path.name.removesuffix(".csv"))
+        kind = re.sub(r"^(gem|gate|versions|ablation_\w+?)(?=\.|$)", "<config>", path.name.removesuffix(".csv"))
         known = (path.name, f"{kind}.csv", re.sub(r"xray_\w+", "xray_*", path.name))
         assert any(name in pages for name in known), path
 
