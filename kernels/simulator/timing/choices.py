@@ -29,8 +29,8 @@ def make_plan(implementation: str, problem: JaggedProblem, direction: Direction,
 
 def _hopper_forward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                     budget: int) -> Plan:
-    """Arithmetic does not run beside its own group's O += P V: without a mask ptxas was seen to move it below the wait,
-    and where it stays above, behind a mask, nothing was won (kernels/hopper/NOTES.md)."""
+    """Exponentials don't run beside their own group's O += P V: without a mask ptxas was seen to move them below the
+    wait, and where they stay above, behind a mask, nothing was won (kernels/hopper/NOTES.md)."""
     chosen = resolve_forward(problem, schedule, options)
     section = heads_a_section(chosen, problem.num_heads_q, problem.num_heads_kv, problem.head_dim,
                               problem.layout_k.max_seqlen)

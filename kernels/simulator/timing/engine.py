@@ -62,7 +62,7 @@ class TimedMachine(Machine):
         description, clock_mhz: the GPU and its clock.
         traffic: which bytes of a copy come from HBM.
         pids: the clusters that run, by their first CTA; ``together`` of them at a time.
-        sinks: arithmetic is charged after a wait for matmuls that follows it, not before.
+        sinks: exponentials, and what follows them, are charged after a wait for matmuls, not before.
         record: keep spans for a trace.
     """
 
@@ -182,8 +182,11 @@ class TimedMachine(Machine):
         self._meet()
 
     def await_matmuls(self) -> None:
-        """Before the running task waits for matmuls."""
+        """Before the running task waits for matmuls: where the compiler sinks them, exponentials come after it."""
         if self.sinks:
+            held = clocks.running.hold_back()
+            self._compute()
+            clocks.running.resume(held)
             self._meet()
         else:
             self.act(self.description.wait_clocks)

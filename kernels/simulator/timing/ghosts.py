@@ -31,6 +31,8 @@ def broadcast(*values: Any) -> list[int]:
 def charge(unit: str, elements: int, each: float = 1.0) -> None:
     """Charge the running task for ``each`` instruction of a unit (``fma``, ``alu``, ``mufu``) an element."""
     clock = clocks.running
+    if unit == "mufu" and clock.early is None:
+        clock.early = (clock.fma, clock.alu, clock.other, clock.smem)
     setattr(clock, unit, getattr(clock, unit) + each * clock.per_warp(elements))
 
 

@@ -27,7 +27,7 @@ class Plan:
         traffic: which bytes come from HBM.
         scale: work of the SM with most of it, over that of the SM simulated.
         tiles: how many run on that SM, about.
-        sinks: the compiler moves arithmetic below the waits for matmuls that follow it.
+        sinks: the compiler moves exponentials, and what follows them, below the waits for matmuls.
         before, after: bytes that each other kernel of the call moves, by its name.
     """
 

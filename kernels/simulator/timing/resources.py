@@ -96,6 +96,7 @@ class Sm:
                  clock.mufu * clock.threads / m.mufu, clock.smem / m.smem_bytes, issue * m.port_clocks]
         phases = sum(needs[1:5]) * min(1.0, 4 / warps)
         clock.fma = clock.alu = clock.mufu = clock.other = clock.smem = 0.0
+        clock.early = None
         return self._job(max(count * m.chain, phases, *needs[:5]), needs)
 
     def matmul(self, rows: int, columns: int, depth: int, smem_bytes: int) -> tuple[float, list[float]]:
