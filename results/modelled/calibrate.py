@@ -28,6 +28,7 @@ from harness.cases import expand  # noqa: E402
 from harness.config import load_config  # noqa: E402
 from harness.inputs import make_problem  # noqa: E402
 from harness.model_check import HELD, WORST_LIMIT, Point, half, score  # noqa: E402
+from kernels.hopper.select import MASKED_SECTION_MB  # noqa: E402
 from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E402
 
 MEASURED = ROOT / "results/baselines/nvidia-h200"
@@ -72,12 +73,23 @@ def measured() -> list[Row]:
             if row["scope"] != "kernel" or row["status"] != "ok" or not row["impl"].startswith("hopper/"):
                 continue
             of_backend = options[row["backend"]]
-            one = Row(row["case"], row["case_id"], row["direction"], row["impl"],
-                      json.dumps(of_backend.get(row["direction"]) or {}), of_backend.get("schedule"),
+            switches, schedule = of_backend.get(row["direction"]) or {}, of_backend.get("schedule")
+            if row["direction"] == "fwd":
+                switches, schedule = _that_ran(row["impl"], switches, bool(row["causal"] == "True" or row["window"]))
+            one = Row(row["case"], row["case_id"], row["direction"], row["impl"], json.dumps(switches), schedule,
                       float(row["latency_ms"]), float(row["sm_clock_mhz"]))
             found.setdefault((one.case_id, one.direction, one.variant), []).append(one)
     return [Row(**{**vars(rows[0]), "ms": statistics.median(row.ms for row in rows),
                    "clock_mhz": statistics.median(row.clock_mhz for row in rows)}) for rows in found.values()]
+
+
+def _that_ran(impl: str, switches: dict[str, Any], masked: bool) -> tuple[dict[str, Any], str]:
+    """Switches and schedule of the forward that a record names, whatever the rule and the defaults are by now."""
+    _, variant, schedule = impl.partition("+")[0].split("/")
+    known = {"variant": variant.removesuffix("-stale"), "stale_max": variant.endswith("-stale")}
+    if masked and "variant" not in switches:
+        known["section_mb"] = MASKED_SECTION_MB  # the rule's
+    return {**known, **switches, **{key: known[key] for key in ("variant", "stale_max")}}, schedule
 
 
 def _options(config: Path) -> dict[str, dict[str, Any]]:
