@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernels.simulator.campaigns import ARGUMENTS, CAMPAIGNS
 from kernels.simulator.cases import Case, Output
 from kernels.simulator.mutants import apply, sites_of
-from kernels.simulator.mutation import argument_key, run_campaign, write_survivors
+from kernels.simulator.mutation import _differ, argument_key, run_campaign, write_survivors
 
 
 def pipeline_case(blocks):
@@ -83,6 +83,14 @@ def test_campaign_catches_all_but_equivalent_mutants(tmp_path):
     path = tmp_path / "survivors.csv"
     write_survivors(path, [campaign], {})
     assert path.read_text().splitlines() == ["mutant,line,runs,argument"]
+
+
+@pytest.mark.parametrize(("dtype", "same"), [(torch.float32, True), (torch.int32, False)])
+def test_a_small_difference_counts_among_integers_only(dtype, same):
+    right = torch.tensor([1000, 0]).to(dtype)
+    everywhere = torch.ones(2, dtype=torch.bool)
+    found = _differ([(right + torch.tensor([0, 1]).to(dtype), everywhere)], [(right, everywhere)])
+    assert (found is None) == same
 
 
 def test_unchanged_kernel_must_pass():
