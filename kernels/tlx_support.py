@@ -16,7 +16,7 @@ _MAX_ROWS = 2**30  # the coordinate arithmetic of ragged TMA descriptors
 def unsupported(problem: JaggedProblem, direction: Direction, device: torch.device, capability: tuple[int, int],
                 head_dims: tuple[int, ...]) -> str | None:
     """Why kernels for GPUs of ``capability`` can't run the problem on the device, in one line; None if they can."""
-    return _wrong_device(device, capability) or _tlx_missing() or _not_covered(problem, direction, head_dims)
+    return _wrong_device(device, capability) or _tlx_missing() or not_covered(problem, direction, head_dims)
 
 
 def _wrong_device(device: torch.device, capability: tuple[int, int]) -> str | None:
@@ -35,7 +35,8 @@ def _capability(ask: Callable[[torch.device], tuple[int, int]], device: torch.de
     return ask(device)
 
 
-def _not_covered(problem: JaggedProblem, direction: Direction, head_dims: tuple[int, ...]) -> str | None:
+def not_covered(problem: JaggedProblem, direction: Direction, head_dims: tuple[int, ...]) -> str | None:
+    """Why no GPU's kernels for ``head_dims`` compute the problem, in one line; None if they do."""
     if problem.head_dim not in head_dims:
         return f"head_dim {problem.head_dim} is not one of {', '.join(map(str, head_dims))}"
     if problem.dtype not in (torch.bfloat16, torch.float16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernels.blackwell import backward_options as blackwell_backward
 from kernels.blackwell import options as blackwell_forward
 from kernels.blackwell.backward import tables
+from kernels.hopper import options as hopper_forward
 from kernels.hopper import resolve_forward
 from kernels.hopper.backward import BLOCK_M, BLOCK_N
 from kernels.hopper.backward_options import HopperBackwardOptions, select
@@ -17,6 +18,16 @@ from kernels.simulator.timing.forward_plan import forward_plan
 from kernels.simulator.timing.machine import Machine
 from kernels.simulator.timing.plans import Plan
 from kernels.tile_schedule import TileShape, heads_within
+from kernels.tlx_support import not_covered
+
+
+def demand_covered(implementation: str, problem: JaggedProblem, direction: Direction) -> None:
+    """Raises `ValueError` for a problem that the implementation declines on any GPU, or for which no kernel runs."""
+    head_dims = {"hopper": hopper_forward.HEAD_DIMS, "blackwell": blackwell_forward.HEAD_DIMS}[implementation]
+    if reason := not_covered(problem, direction, head_dims):
+        raise ValueError(f"{implementation}: {reason}")
+    if not (problem.layout_q.total and problem.layout_k.total):
+        raise ValueError("no sequence has rows of Q, or none has keys: no main kernel runs that could be timed")
 
 
 def make_plan(implementation: str, problem: JaggedProblem, direction: Direction, options: object | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import core_schema
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -13,6 +13,10 @@ from ruamel.yaml.error import YAMLError
 #: Where a figure comes from. ``assumed``: as another machine's, or an argument in its source; nobody measured it.
 Kind = Literal["published", "architectural", "measured", "fitted", "assumed"]
 MACHINES = Path(__file__).parent.parent / "machines"
+#: Figures that times are divided by.
+DIVISORS = ("sms", "clock_mhz", "hbm_tbps", "l2_bytes", "port_bytes", "tensor_flops", "smem_bytes", "issue", "fma",
+            "alu", "mufu")
+TENSOR_MEMORY = ("tmem_read_bytes", "tmem_write_bytes")  # likewise, where there is one
 
 
 class Figure(float):
@@ -73,7 +77,7 @@ class Machine(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     arch: Literal[90, 100]
     note: str
 
@@ -117,6 +121,20 @@ class Machine(BaseModel):
 
     launch_us: Figure
 
+    @field_validator(*DIVISORS, *TENSOR_MEMORY)
+    @classmethod
+    def _above_zero(cls, figure: Figure, info: ValidationInfo) -> Figure:
+        if not figure > 0 and (info.field_name in DIVISORS or info.data.get("arch") == 100):
+            raise ValueError(f"value: expected a number above 0, got {figure:g}")
+        return figure
+
+    @field_validator("sms")
+    @classmethod
+    def _whole(cls, figure: Figure) -> Figure:
+        if not figure.is_integer():
+            raise ValueError(f"value: expected a whole number, got {figure:g}")
+        return figure
+
     def changed(self, **values: float) -> Machine:
         """The same with other values of some figures; their kind becomes ``assumed``."""
         figures = {name: Figure.make(value, "assumed", f"changed from {getattr(self, name):g}")
@@ -134,9 +152,13 @@ def load_machine(name: str | Path) -> Machine:
         known = ", ".join(sorted(each.stem for each in MACHINES.glob("*.yaml")))
         raise ValueError(f"machine: {name} is neither a file nor one of {known}")
     try:
-        data = YAML(typ="safe", pure=True).load(path.read_text())
+        data = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: can't be read: {error}") from None
     except YAMLError as error:
         raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected a mapping of figures by name, got {type(data).__name__}")
     try:
         return Machine.model_validate(data)
     except ValidationError as error:

@@ -10,7 +10,7 @@ import torch
 from kernels import dispatch
 from kernels.implementation import Direction, Implementation
 from kernels.problem import JaggedProblem
-from kernels.simulator.timing.choices import make_plan
+from kernels.simulator.timing.choices import demand_covered, make_plan
 from kernels.simulator.timing.engine import TimedMachine
 from kernels.simulator.timing.launches import TimedSimulator
 from kernels.simulator.timing.machine import Machine
@@ -43,6 +43,7 @@ def predict(implementation: str, problem: JaggedProblem, direction: Direction, m
     if ARCHITECTURES[implementation] != machine.arch:
         raise ValueError(f"impl: {implementation} is for sm_{ARCHITECTURES[implementation]}, {machine.name} is "
                          f"sm_{machine.arch}")
+    demand_covered(implementation, problem, direction)
     kernels = dispatch.load(implementation)
     made = kernels.make_options(direction, options) if options else None
     variant = kernels.describe(problem, direction, schedule, made)

@@ -190,6 +190,12 @@ def test_figures_of_the_b200_are_not_measured():
     (lambda text: text.replace("value: 132,", "value: many,"), "sms: value: expected a number from 0 on, got 'many'"),
     (lambda text: text.replace("kind: published", "kind: heard"), "kind: expected one of published, architectural"),
     (lambda text: "sms: [", "not YAML"),
+    (lambda text: "", "expected a mapping of figures by name, got NoneType"),
+    (lambda text: text.replace("mufu: {value: 16,", "mufu: {value: 0,"), "mufu: value: expected a number above 0"),
+    (lambda text: text.replace("arch: 90", "arch: 100"), "tmem_read_bytes: value: expected a number above 0, got 0"),
+    (lambda text: text.replace("value: 132,", "value: 131.5,"), "sms: value: expected a whole number, got 131.5"),
+    (lambda text: text.replace("name: h200", 'name: ""'), "name: "),  # it would be in the name of every GPU
+    (lambda text: text.replace("name: h200", "name: h200/x"), "name: "),
 ])
 def test_a_bad_machine_file_is_one_clear_line(tmp_path, change, said):
     from kernels.simulator.timing import MACHINES
@@ -201,6 +207,26 @@ def test_a_bad_machine_file_is_one_clear_line(tmp_path, change, said):
     assert said in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_machine_file_that_is_no_text_is_one_clear_line(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(b"name: \xff")
+    with pytest.raises(ValueError, match=r"mine\.yaml: can't be read"):
+        load_machine(path)
+
+
+@pytest.mark.parametrize(("name", "machine"), [("hopper", H200), ("blackwell", B200)])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+@pytest.mark.parametrize(("layout", "said"), [
+    (Layout((64,) * 3, head_dim=32), "head_dim 32 is not one of 64, 128"),
+    (Layout((0, 0)), "no sequence has rows of Q, or none has keys"),
+    (Layout((0, 0), (64, 64)), "no sequence has rows of Q, or none has keys"),
+    (Layout((64, 64), (0, 0)), "no sequence has rows of Q, or none has keys"),
+])
+def test_what_a_kernel_does_not_compute_has_no_time(name, machine, direction, layout, said):
+    with pytest.raises(ValueError, match=said):
+        predict(name, layout.problem(), direction, machine)
 
 
 def test_an_implementation_of_another_architecture_is_refused():
