@@ -84,6 +84,8 @@ def test_kernels_are_right_on(position):
     schedule = Schedule("lazy", 0) if position % 2 else Schedule("random", 1)
     names = ["solo64", FORWARD[position % len(FORWARD)], BACKWARD[position % len(BACKWARD)]]
     got = rows([CASES[position]], names, [schedule])
+    if got[-1].declined:  # such as what needs head_dim 128
+        got += rows([CASES[position]], ["owned"], [schedule])
     for row in got:
         assert not row.findings, row.findings[0].text
         assert row.declined or (row.passed == 1 and 0 < row.share <= 1)

@@ -74,7 +74,8 @@ def test_a_spill_is_found(copy):
 
 @COMPILES
 def test_a_main_loop_that_does_more_is_found(copy):
-    copy("kernels/hopper/softmax.py", r"p = tl.math.exp2\((.*)\)\n", r"p = tl.math.exp2(\1) * tl.math.exp2(\1)\n")
+    copy("kernels/hopper/stale_softmax.py", r"return \(tl.math.exp2\((.*)\),\)\n",
+         r"return (tl.math.exp2(\1) * tl.math.exp2(\1),)\n")
     said = findings(copy, "sm_90a", "fwd-d128-full/solo64")
     assert re.search(r"jagged_forward mma\+softmax: loop: \d+ fmul in the main loop, was \d+", said)
 
