@@ -89,7 +89,6 @@ def hopper_configs() -> Iterator[OfflineConfig]:
         yield OfflineConfig("selected", shape, quick=("selected", str(shape)) in _HOPPER_QUICK)
     short_gap = {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "dk_first": False}
     yield OfflineConfig("short_gap", Shape("bwd"), short_gap, quick=True)
-    yield OfflineConfig("ahead", Shape("bwd"), {"ahead": True})
 
 
 _HOPPER_QUICK = {("solo64", "fwd-d128-full"), ("pair128", "fwd-d128-full"), ("tri64c", "fwd-d64-full"),

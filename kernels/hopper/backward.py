@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from kernels.hopper.backward_ahead import jagged_backward_ahead
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
@@ -41,8 +39,6 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     """
     chosen = _options(problem, options)
     order = _order(schedule)
-    if chosen.ahead and problem.head_dim != 128:
-        raise ValueError(f"ahead: needs head_dim 128, got {problem.head_dim}")
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dim, heads, mask, device = problem.head_dim, problem.num_heads_q, problem.mask, q.device
@@ -65,9 +61,8 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
                 packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
                 packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),
                 Blocks(acc, [acc_rows, dim], [dim, 1], [64, 64]), rows, plan.tiles, plan.bounds, known.num_blocks,
-                problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right,
-                *((out, dout, lse, problem.layout_q.total, row_stride) if chosen.ahead else
-                  (acc, dq, counters, row_stride)))
+                problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right, acc, dq, counters,
+                row_stride)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
@@ -96,32 +91,21 @@ def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: t
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
-            Launcher(prepare_kernel, {**blocks, "ROWS": not options.kernel_delta,
-                                      "COUNTED": counted(problem, options)}, small),
-            Launcher(main_kernel(problem, options), kernel_constants(problem, options),
+            Launcher(prepare_kernel, {**blocks, "COUNTED": counted(problem, options)}, small),
+            Launcher(jagged_backward, kernel_constants(problem, options),
                      {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options)}),
-            Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS}, small),
-            Launcher(cast_kernel, blocks, small))
+            Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS, "SPREAD": True}, small),
+            Launcher(cast_kernel, {**blocks, "SPREAD": True}, small))
     return _LAUNCHERS[key]
-
-
-def main_kernel(problem: JaggedProblem, options: HopperBackwardOptions) -> Any:
-    """The kernel that the options ask for."""
-    return jagged_backward_ahead if options.ahead else jagged_backward
 
 
 def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
     return (options.keep_dq and problem.broadcast_q and problem.layout_q.max_seqlen <= 64 and problem.head_dim == 128
-            and problem.group_size == 1 and problem.mask.is_full and not options.ahead)
+            and problem.group_size == 1 and problem.mask.is_full)
 
 
 def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> dict[str, int | bool]:
     """The main kernel's compile-time constants."""
-    if options.ahead:
-        return {"GROUP": problem.group_size, "HAS_LEFT": problem.mask.left is not None,
-                "HAS_RIGHT": problem.mask.right is not None, "HINTS": options.l2_hints,
-                "DELTA": options.kernel_delta,
-                "ROTATE": options.rotate and not problem.broadcast_q, "REGISTERS": 232}
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,

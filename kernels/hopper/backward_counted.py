@@ -20,7 +20,7 @@ waiting.
 import triton
 import triton.language as tl
 
-from kernels.hopper.backward_parts import FIELDS
+from kernels.hopper.backward_parts import FIELDS, spread_row
 
 
 @triton.jit
@@ -88,8 +88,8 @@ def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, s
             source = acc + block.to(tl.int64) * (BLOCK_M * D)
             into = dq + (tl.load(record) + m * BLOCK_M).to(tl.int64) * row_stride + head * D
             for left in tl.range(tl.minimum(tl.load(record + 1) - m * BLOCK_M, BLOCK_M), 0, -2 * ROWS, num_stages=1):
-                x = tl.load(source + (row0 * D + column), eviction_policy=GONE)  # [ROWS, D]
-                y = tl.load(source + (ROWS * D + row0 * D + column), eviction_policy=GONE)
+                x = tl.load(source + (spread_row(row0) * D + column), eviction_policy=GONE)  # [ROWS, D]
+                y = tl.load(source + (spread_row(ROWS + row0) * D + column), eviction_policy=GONE)
                 to = into + (row0 * row_stride + column)
                 tl.store(to, (x * scale).to(dq.dtype.element_ty), mask=row0 < left)
                 tl.store(to + ROWS * row_stride, (y * scale).to(dq.dtype.element_ty), mask=row0 < left - ROWS)

@@ -8,28 +8,33 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
 
     role       warps         does
     (default)  4             with COUNTED: casts, see `kernels.hopper.backward_counted`; else nothing
-    consumer   4 x 2         all matmuls; stages dQ and dK for the writer; stores dV
+    consumer   4 x 2         all matmuls; stages dQ, dV and dK for the writer; unless LATE stores dV
     loader     1             TMA loads of K, V, Q, dO, and of each block's lse and delta
-    writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK
+    writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK, if LATE dV
 
     buffer        blocks         holds
-    k, v          NUM_KV x 2     [64, D]; V's slot carries dV out
+    k, v          NUM_KV x 2     [64, D]; unless LATE V's slot carries dV out
     q, do         NUM_Q, NUM_DO  [BLOCK_M, D]
     ds            DS_STAGES x BLOCK_M / 32   [64, 64], dS^T: of consumer 0 and 1, for each 64 Q rows
-    staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dK going out
+    staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dV, dK going out
 
     barrier          completed by                          waited for by
     k_full, v_full   the TMA's bytes                       consumers, at the tile's start
     k_empty          both consumers, last dQ done          loader
-    v_empty          both consumers, dV has left           loader
+    v_empty          both consumers, V read or dV has left loader
     q_full, do_full  the TMA's bytes                       consumers
     q_empty/do_empty both consumers, dK / dV done          loader
     ready            writer: the slot's last store has     consumers, before they use the slot
                      been read, or the partial is there
-    full             the consumer, having filled the slot  writer
+    full             the consumer, having filled the slot; writer
+                     LATE: after the next step's dS
     named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
+
+LATE, with one slot of K and V: nothing but TMA writes to operands of S and dP, or the compiler would put a fence before
+them that waits for all stores. So dV leaves through the staging. And dQ's stores are waited for by the fence that the
+next step's dS needs anyway.
 
 What becomes of a step's dQ depends on its block of Q and two numbers of the tile, see
 `kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
@@ -84,6 +89,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     dk_out = tlx.local_alloc((HALF, D), DTYPE, STAGES * 256 // D, reuse=staging)
     lse_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
     delta_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
+    LATE: tl.constexpr = NUM_KV == 1 and not KEEP
+    USES: tl.constexpr = 2 if LATE else 1  # of the staging a tile, for dV and dK
     DK: tl.constexpr = 128 // D  # slots of dk_out to one of the staging
     k_full = tlx.alloc_barriers(NUM_KV)
     v_full = tlx.alloc_barriers(NUM_KV)
@@ -131,12 +138,12 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 dv = tl.zeros([HALF, D], tl.float32)
                 tlx.barrier_wait(k_full[kb], kv_phase)
                 tlx.barrier_wait(v_full[kb], kv_phase)
-                for _ in tl.range(0, GROUP, num_stages=1):
+                for g in tl.range(0, GROUP, num_stages=1):
                     if SKIP and cid == 1:
                         for i in tl.range(whole, steps, num_stages=1):
                             qb = n_step % NUM_Q
                             db = n_step % NUM_DO
-                            use = n_step + n_kv
+                            use = n_step + USES * n_kv
                             slot = cid if KEEP else use % STAGES * 2 + cid
                             k_slot = kb * 2
                             k_slot = opaque(k_slot)
@@ -149,7 +156,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     for i in tl.range(0, whole, num_stages=1):
                         qb = n_step % NUM_Q
                         db = n_step % NUM_DO
-                        use = n_step + n_kv
+                        use = n_step + USES * n_kv
                         slot = cid if KEEP else use % STAGES * 2 + cid
                         k_slot = kb * 2
                         k_slot = opaque(k_slot)
@@ -157,22 +164,31 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         if HAS_LEFT:
                             cut |= i >= cut1
                         even = n_step % 2
+                        slot_before = (use + STAGES - 1) % STAGES * 2 + cid if LATE else 0
+                        pending = g + i
+                        pending = opaque(pending)  # else the first step becomes a copy of its own
                         if D == 128:
                             dk, dv = step_128(
                                 k_smem, v_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
                                 final[2 * slot], lse_smem[qb], delta_smem[qb], k_slot, q_full[qb], q_empty[qb],
                                 (n_step // NUM_Q) & 1, do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot],
                                 full[slot], (use // STAGES) & 1, dk, dv, i, cut, i < lasts,
-                                n_step > 0 if KEEP else i < partials, scale_log2, scale, record, left, right, even, cid,
-                                DTYPE, DS_STAGES, DK_FIRST, KEEP, HAS_LEFT, HAS_RIGHT)
+                                n_step > 0 if KEEP else i < partials, scale_log2, scale, record, left, right, even,
+                                pending > 0, full[slot_before], cid, DTYPE, DS_STAGES, DK_FIRST, KEEP, LATE, HAS_LEFT,
+                                HAS_RIGHT)
                         else:
                             dk, dv = step_64(
                                 k_smem, v_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot],
                                 lse_smem, delta_smem, 2 * qb, k_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
                                 do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
                                 (use // STAGES) & 1, dk, dv, i, cut, i < lasts, i < partials, scale_log2, scale, record,
-                                left, right, even, cid, DTYPE, DS_STAGES, HAS_LEFT, HAS_RIGHT)
+                                left, right, even, pending > 0, full[slot_before], cid, DTYPE, DS_STAGES, LATE,
+                                HAS_LEFT, HAS_RIGHT)
                         n_step += 1
+                if LATE:  # noqa: SIM102
+                    if whole > 0:
+                        tlx.fence("async_shared")
+                        tlx.barrier_arrive(full[(n_step + USES * n_kv + STAGES - 1) % STAGES * 2 + cid])
                 if KEEP:
                     tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
                 else:
@@ -180,22 +196,32 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 k_start, k_len = tl.load(record + 3), tl.load(record + 4)
                 row = tl.load(record + 5) + cid * 64
                 column = tl.load(record + 13) * D
-                tlx.local_store(v_smem[kb * 2 + cid], dv.to(DTYPE))
-                tlx.fence("async_shared")
-                store_rows(desc_dv, v_smem[kb * 2 + cid], k_start, k_len, row, column, ONCE)
+                if LATE:
+                    tlx.barrier_arrive(v_empty[kb])
+                    use = n_step + USES * n_kv
+                    slot = use % STAGES * 2 + cid
+                    tlx.barrier_wait(ready[slot], (use // STAGES) & 1)
+                    tlx.local_store(dk_out[slot * DK], dv.to(DTYPE))
+                    tlx.fence("async_shared")
+                    tlx.barrier_arrive(full[slot])
+                else:
+                    tlx.local_store(v_smem[kb * 2 + cid], dv.to(DTYPE))
+                    tlx.fence("async_shared")
+                    store_rows(desc_dv, v_smem[kb * 2 + cid], k_start, k_len, row, column, ONCE)
                 if KEEP:
                     tlx.local_store(k_smem[kb * 2 + cid], (dk * scale).to(DTYPE))
                     tlx.fence("async_shared")
                     store_rows(desc_dk, k_smem[kb * 2 + cid], k_start, k_len, row, column, ONCE)
                 else:
-                    use = n_step + n_kv
+                    use = n_step + USES * n_kv + USES - 1
                     slot = use % STAGES * 2 + cid
                     tlx.barrier_wait(ready[slot], (use // STAGES) & 1)
                     tlx.local_store(dk_out[slot * DK], (dk * scale).to(DTYPE))
                     tlx.fence("async_shared")
                     tlx.barrier_arrive(full[slot])
-                tlx.async_descriptor_store_wait(0)
-                tlx.barrier_arrive(v_empty[kb])
+                if not LATE:
+                    tlx.async_descriptor_store_wait(0)
+                    tlx.barrier_arrive(v_empty[kb])
                 if KEEP:
                     tlx.barrier_arrive(k_empty[kb])
                 n_kv += 1  # noqa: SIM113
@@ -333,6 +359,16 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         if stored >= 0:
                             count_add(counters + stored)
                     k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+                    if LATE:
+                        if AHEAD:
+                            make_ready(desc_acc, staging, ready, n_use + 1, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
+                        for c in tl.static_range(2):
+                            slot = n_use % STAGES * 2 + c
+                            tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)
+                            store_rows(desc_dv, dk_out[slot * DK], k_start, k_len, n0 + c * 64, head * D, ONCE)
+                        n_use += 1
+                        if not AHEAD:
+                            make_ready(desc_acc, staging, ready, n_use, 0, False, ROW, COLUMN, STAGES, AGAIN, 0)
                     for c in tl.static_range(2):
                         slot = n_use % STAGES * 2 + c
                         tlx.barrier_wait(full[slot], (n_use // STAGES) & 1)

@@ -10,7 +10,6 @@ from typing import Any
 from kernels.problem import JaggedProblem
 from kernels.switches import check_switches, from_values
 
-SHORT_QUERIES = 256  # up to about so many, tiles have few steps
 ORDERS = ("none", "sorted", "zigzag")
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "q_stages": (1, 2), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
@@ -29,21 +28,17 @@ class HopperBackwardOptions:
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
-        ahead: the next step's scores are computed beside this one's dK and dQ, across tiles too: the kernel of
-            `kernels.hopper.backward_ahead`, where the stages and ``dk_first`` are fixed. D = 128 only.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
         skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
-            Not with ``ahead``. Not measured yet.
-        kernel_delta: delta is computed inside the main kernel, from O read once a step. Needs ``ahead``. Slower so far.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
         keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
-            mask or groups, D = 128 and not ``ahead``; elsewhere it does nothing.
+            mask or groups, D = 128; elsewhere it does nothing.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
         owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
         counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
-            pass. Without ``ahead`` and ``rotate``; with a left window or broadcast-Q it does nothing.
+            pass. Without ``rotate``; with a left window or broadcast-Q it does nothing.
         deterministic: equal calls give equal bits: every sequence is left to one CTA, or with ``counted``, where there
             is no mask, those that are not owned add in a fixed order.
     """
@@ -54,9 +49,7 @@ class HopperBackwardOptions:
     dq_stages: int = 2
     ds_stages: int = 2
     dk_first: bool = True
-    ahead: bool = False
     skip_half: bool = False
-    kernel_delta: bool = False
     l2_hints: bool = False
     rotate: bool = False
     keep_dq: bool = False
@@ -67,12 +60,8 @@ class HopperBackwardOptions:
 
     def __post_init__(self) -> None:
         check_switches(self, _ALLOWED, lambda allowed: f"{allowed[0]} to {allowed[-1]}")
-        if self.kernel_delta and not self.ahead:
-            raise ValueError("kernel_delta: needs ahead")
-        if self.skip_half and self.ahead:
-            raise ValueError("skip_half: not with ahead")
-        if self.counted and (self.ahead or self.rotate):
-            raise ValueError("counted: not with ahead or rotate")
+        if self.counted and self.rotate:
+            raise ValueError("counted: not with rotate")
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
@@ -83,8 +72,7 @@ class HopperBackwardOptions:
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
-        parts = ["ahead" if self.ahead else stages, "dk" * (self.dk_first and not self.ahead),
-                 "skip" * self.skip_half, "delta" * self.kernel_delta, "l2" * self.l2_hints, "rot" * self.rotate,
+        parts = [stages, "dk" * self.dk_first, "skip" * self.skip_half, "l2" * self.l2_hints, "rot" * self.rotate,
                  "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
                  "det" * self.deterministic]
@@ -92,8 +80,6 @@ class HopperBackwardOptions:
 
 
 DEFAULT = HopperBackwardOptions()
-#: Scores a step ahead, for sequences of few steps.
-AHEAD = HopperBackwardOptions(ahead=True, l2_hints=True)
 #: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
 SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1, dk_first=False)
 
@@ -109,16 +95,11 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
     if problem.head_dim == 64:
         return SHORT_GAP if problem.broadcast_q else _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
     if problem.broadcast_q:
-        if longest_q <= 64:
-            return _with(SHORT_GAP, dk_first=True, keep_dq=True)
-        return AHEAD if problem.mask.is_full else SHORT_GAP
+        return _with(SHORT_GAP, dk_first=True, keep_dq=True) if longest_q <= 64 else _with(DEFAULT, l2_hints=True)
+    short = longest_k <= 1024
     if not problem.mask.is_full:
-        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=longest_k <= 1024)
+        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
-    if longest_k <= 256 and typical <= 512:
-        return AHEAD
-    if typical <= SHORT_QUERIES or longest_k <= 128:
-        return SHORT_GAP
     # hints were measured up to 1,024 keys; CTAs that walk alone gain by rotation, tiles of one sequence lose by it
-    return _with(DEFAULT, l2_hints=longest_k <= 1024, rotate=longest_k <= 512)
+    return _with(DEFAULT, l2_hints=short, rotate=longest_k <= 512, skip_half=typical <= 512)

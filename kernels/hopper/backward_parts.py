@@ -96,3 +96,26 @@ def dq_stores_done(x):
     """The same between two tiles, but for the last two stores, which are dK."""
     return tl.inline_asm_elementwise("cp.async.bulk.wait_group 2; fence.proxy.async; mov.u32 $0, $1;", "=r,r", [x],
                                      tl.int32, False, 1)
+
+
+@triton.jit
+def store_partial(staging, x):
+    """``x [64, 64]`` to the staging, eight rows in the order 0 4 1 5 2 6 3 7.
+
+    So the four rows that half a warp stores at a time have banks of their own.
+    """
+    view = tlx.local_trans(tlx.local_reshape(staging, [8, 4, 2, 64]), (0, 2, 1, 3))
+    tlx.local_store(tlx.local_reshape(view, [64, 64]), x)
+
+
+@triton.jit
+def load_partial(staging):
+    """What `store_partial` stored."""
+    view = tlx.local_trans(tlx.local_reshape(staging, [8, 4, 2, 64]), (0, 2, 1, 3))
+    return tlx.local_load(tlx.local_reshape(view, [64, 64]))
+
+
+@triton.jit
+def spread_row(row):
+    """Where a row of a block of partial dQ is."""
+    return row // 8 * 8 + row % 4 * 2 + row % 8 // 4

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_parts import masked, opaque
+from kernels.hopper.backward_parts import load_partial, masked, opaque, store_partial
 
 
 @triton.jit
@@ -13,41 +13,49 @@ def _partial(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
     if partial:
         if not KEEP:
             tlx.barrier_wait(ready, ready_phase)
-        dq = tlx.local_load(staging)
+        dq = load_partial(staging)
     else:
         dq = tl.zeros([64, 64], tl.float32)
     return dq
 
 
 @triton.jit
-def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr):
-    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it."""
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr,
+               LATE: tl.constexpr):
+    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it.
+
+    LATE: the staging is free, and the next fence and arrival are the next step's, so that nobody waits for the stores.
+    """
     if KEEP:
-        tlx.local_store(staging, dq)
+        store_partial(staging, dq)
     else:
-        tlx.barrier_wait(ready, ready_phase)
+        if not LATE:
+            tlx.barrier_wait(ready, ready_phase)
         if last:
             tlx.local_store(final, (dq * scale).to(DTYPE))
         else:
-            tlx.local_store(staging, dq)
-        tlx.fence("async_shared")
-        tlx.barrier_arrive(full)
+            store_partial(staging, dq)
+        if not LATE:
+            tlx.fence("async_shared")
+            tlx.barrier_arrive(full)
 
 
 @triton.jit
 def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
               do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
-              record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
-              DK_FIRST: tl.constexpr, KEEP: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+              record, left, right, even, pending, full_before, CID: tl.constexpr, DTYPE: tl.constexpr,
+              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, KEEP: tl.constexpr, LATE: tl.constexpr,
+              HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
 
-    ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to.
+    ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to. ``pending``: the dQ of the
+    step before is in the staging, and the writer of ``full_before`` hasn't been told yet (LATE).
     """
     tlx.barrier_wait(q_full, q_phase)
+    lse = tlx.local_load(lse_smem)
     s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
     tlx.barrier_wait(do_full, do_phase)
     dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, 64]
-    lse = tlx.local_load(lse_smem)
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - lse[None, :])
     if cut:
@@ -63,6 +71,9 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         tlx.named_barrier_wait(12, 256)
     tlx.local_store(ds_smem[side + CID], ds)
     tlx.fence("async_shared")
+    if LATE:  # noqa: SIM102
+        if pending:
+            tlx.barrier_arrive(full_before)
     if DK_FIRST:
         tlx.named_barrier_arrive(8 + side + CID, 256)
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
@@ -78,14 +89,18 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         tlx.barrier_arrive(do_empty)
         dk = tlx.async_dot_wait(2, dk)
         tlx.barrier_arrive(q_empty)
+        if LATE:
+            tlx.barrier_wait(ready, ready_phase)
         dq = tlx.async_dot_wait(0, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, LATE)
     else:
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
         dv = tlx.async_dot_wait(3, dv)
         tlx.barrier_arrive(do_empty)
+        if LATE:
+            tlx.barrier_wait(ready, ready_phase)
         dq = tlx.async_dot_wait(1, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, LATE)
         dk = tlx.async_dot_wait(0, dk)
         tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -94,8 +109,8 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
 @triton.jit
 def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
              q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
-             scale, record, left, right, even, CID: tl.constexpr, DTYPE: tl.constexpr, DS_STAGES: tl.constexpr,
-             HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+             scale, record, left, right, even, pending, full_before, CID: tl.constexpr, DTYPE: tl.constexpr,
+             DS_STAGES: tl.constexpr, LATE: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
     q0 = tlx.local_slice(q, [0, 0], [64, 64])
     q1 = tlx.local_slice(q, [64, 0], [64, 64])
@@ -133,6 +148,9 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     tlx.local_store(ds_smem[side + CID], ds0)
     tlx.local_store(ds_smem[side + 2 + CID], ds1)
     tlx.fence("async_shared")
+    if LATE:  # noqa: SIM102
+        if pending:
+            tlx.barrier_arrive(full_before)
     tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial, False)
     dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
@@ -140,8 +158,10 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     dk = tlx.async_dot(ds1, q1, dk)
     dv = tlx.async_dot_wait(3, dv)
     tlx.barrier_arrive(do_empty)
+    if LATE:
+        tlx.barrier_wait(ready, ready_phase)
     dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False, LATE)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
@@ -175,4 +195,4 @@ def step_without_keys(k_smem, ds_smem, staging, final, k_slot, q_full, q_empty, 
     else:
         dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
     dq = tlx.async_dot_wait(0, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, False)

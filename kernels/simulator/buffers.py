@@ -136,15 +136,18 @@ def _leaves(node: ReuseGroup | View, factor: int) -> list[tuple[Allocation, int]
 class View:
     """An allocation of ``num`` buffers (``owner`` is set) or one tile of memory.
 
-    ``strides`` are in elements and used for shared memory; in tensor memory rows are lanes. ``rank`` is the CTA of
-    the cluster whose memory is meant (``remote_view``), None for the CTA of whoever uses it.
+    ``strides`` are in elements and used for shared memory; in tensor memory rows are lanes. ``box`` is the shape that
+    they belong to: ``shape``, but for a permuted tile that was reshaped, which can only be loaded and stored. ``rank``
+    is the CTA of the cluster whose memory is meant (``remote_view``), None for the CTA of whoever uses it.
     """
 
-    __slots__ = ("_regions", "dtype", "kind", "offset", "owner", "rank", "shape", "split", "strides")
+    __slots__ = ("_regions", "box", "dtype", "kind", "offset", "owner", "rank", "shape", "split", "strides")
 
     def __init__(self, kind: str, offset: int, shape: Sequence[int], strides: Sequence[int], dtype: Any,
-                 owner: Allocation | None = None, split: bool = False, rank: int | None = None):
+                 owner: Allocation | None = None, split: bool = False, rank: int | None = None,
+                 box: Sequence[int] | None = None):
         self.kind, self.offset, self.shape, self.strides = kind, offset, list(shape), tuple(strides)
+        self.box = self.shape if box is None else list(box)
         self.dtype, self.owner, self.split, self.rank = dtype, owner, split, rank
         self._regions: dict[Cta, Region] = {}
 
@@ -167,6 +170,11 @@ class View:
         """Just enough of a Triton type for kernels that ask for ``.type.shape`` and the like."""
         num = self.owner.num if self.owner else 0
         return types.SimpleNamespace(shape=self.shape, element_ty=self.dtype, scalar=self.dtype, num=num)
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether a tile of shared memory is row-major."""
+        return self.strides == tuple(math.prod(self.box[axis + 1:]) for axis in range(len(self.box)))
 
     @property
     def nbytes(self) -> int:
@@ -196,16 +204,15 @@ class View:
         at = self.offset // item_size(self.dtype)
         whole = cta.memory(self.kind, self.dtype)
         if self.kind == "smem":
-            return torch.as_strided(whole, self.shape, self.strides, at)
+            return torch.as_strided(whole, self.box, self.strides, at)
         if self.split:
             lane = whole.stride(0)
             return torch.as_strided(whole, (64, 2, self.shape[1] // 2), (lane, 64 * lane, 1), at)
         return whole[: self.shape[0], at : at + self.shape[1]]
 
     def get(self, cta: Cta) -> torch.Tensor:
-        """The values, in the view's shape (aliased unless split)."""
-        tensor = self.tensor(cta)
-        return tensor.reshape(self.shape) if self.split else tensor
+        """The values, in the view's shape (aliased unless split or permuted and reshaped)."""
+        return self.tensor(cta).reshape(self.shape)
 
     def set(self, cta: Cta, value: torch.Tensor) -> None:
         """Overwrite the bytes."""
@@ -217,16 +224,16 @@ class View:
         if self.kind == "tmem":
             columns = self.shape[1] // (2 if self.split else 1) * item
             return np.arange(self.offset // 4, (self.offset + columns + 3) // 4)
-        return _words_of_box(self.offset, tuple(self.shape), self.strides, item)
+        return _words_of_box(self.offset, tuple(self.box), self.strides, item)
 
     def _key(self) -> Hashable:
         item = item_size(self.dtype)
         if self.kind == "tmem":
             columns = self.shape[1] // (2 if self.split else 1) * item
             return (self.offset, LANES if self.split else self.shape[0], columns)
-        order = sorted(range(len(self.shape)), key=lambda axis: -self.strides[axis])
+        order = sorted(range(len(self.box)), key=lambda axis: -self.strides[axis])
         inner = order[-1]
-        sizes = tuple(self.shape[axis] * (item if axis == inner else 1) for axis in order)
+        sizes = tuple(self.box[axis] * (item if axis == inner else 1) for axis in order)
         return (self.offset, sizes, tuple(self.strides[axis] * item for axis in order[:-1]))
 
     def region(self, cta: Cta) -> Region:

@@ -98,6 +98,10 @@ def local_trans(input: View, dims: Sequence[int] = (1, 0)) -> View:
 
 def local_reshape(src: View, shape: Sequence[Any]) -> View:
     """The same bytes in another shape."""
+    tile = src.one()
+    sizes = [int(unwrap(size)) for size in shape]
+    if tile.kind == "smem" and not tile.is_contiguous and math.prod(sizes) == math.prod(tile.shape):
+        return View(tile.kind, tile.offset, sizes, tile.strides, tile.dtype, rank=tile.rank, box=tile.box)
     return local_reinterpret(src, src.dtype, shape)
 
 
@@ -109,8 +113,7 @@ def local_reinterpret(src: View, dtype: Any, shape: Sequence[Any] | None = None)
     have, want = tile.nbytes, math.prod(sizes) * item_size(dtype)
     if want > have:
         raise SimulationError("shape", f"local_reinterpret of {have} B as {want} B")
-    contiguous = View.contiguous(tile.kind, tile.offset, tile.shape, tile.dtype).strides
-    if tile.kind == "smem" and tuple(tile.strides) != tuple(contiguous):
+    if tile.kind == "smem" and not tile.is_contiguous:
         raise SimulationError("shape", "local_reinterpret of a tile that is not contiguous")
     return View.contiguous(tile.kind, tile.offset, sizes, dtype, rank=tile.rank)
 

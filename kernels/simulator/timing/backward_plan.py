@@ -29,13 +29,10 @@ class Habits(NamedTuple):
     """What of a backward's variant the model has to be told; the rest it sees in the kernel.
 
     ``rotated``: CTAs begin their rounds at different places. ``hinted``: partial dQ stays in L2 first.
-    ``delta_inside``: no pass before computes delta. ``sinks``: see `Plan`.
     """
 
     rotated: bool
     hinted: bool
-    delta_inside: bool
-    sinks: bool
 
 
 def backward_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, ctas: int,
@@ -70,9 +67,9 @@ def drawn_plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, bl
 def _plan(problem: JaggedProblem, schedule: BackwardSchedule, main: str, block_m: int, habits: Habits,
           machine: Machine, tables: Mapping[str, torch.Tensor], pids: Sequence[int], scale: float,
           tiles: int) -> Plan:
-    before, after = _passes(problem, schedule, block_m, habits.delta_inside)
+    before, after = _passes(problem, schedule, block_m)
     traffic = _traffic(problem, schedule, habits.rotated, habits.hinted, machine)
-    return Plan(problem, main, lambda _: tables, pids, 1, traffic, scale, tiles, habits.sinks, before, after)
+    return Plan(problem, main, lambda _: tables, pids, 1, traffic, scale, tiles, before=before, after=after)
 
 
 def _sample(tiles: np.ndarray, mine: np.ndarray, cost: np.ndarray, budget: int, broadcast: bool) -> np.ndarray:
@@ -118,13 +115,13 @@ def _traffic(problem: JaggedProblem, schedule: BackwardSchedule, rotated: bool, 
                     "dout": Reuse(otherwise=float("inf"))}, machine.l2_mib * 2**20)
 
 
-def _passes(problem: JaggedProblem, schedule: BackwardSchedule, block_m: int,
-            delta_inside: bool) -> tuple[dict[str, float], dict[str, float]]:
+def _passes(problem: JaggedProblem, schedule: BackwardSchedule,
+            block_m: int) -> tuple[dict[str, float], dict[str, float]]:
     """Bytes of the kernels before and after, by name."""
     heads, dim = problem.num_heads_q, problem.head_dim
     rows = problem.layout_q.total * heads
     shared = schedule.shared_blocks * block_m * heads * dim
-    prepare = (0.0 if delta_inside else rows * (2 * dim * BF16 + 3 * FP32)) + shared * FP32
+    prepare = rows * (2 * dim * BF16 + 3 * FP32) + shared * FP32
     if problem.broadcast_q:
         one = problem.layout_q.max_seqlen * heads * dim
         return {"prepare": prepare}, {"sum": one * (schedule.copies * FP32 + BF16)}

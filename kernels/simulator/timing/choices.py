@@ -60,16 +60,14 @@ def _blackwell_forward(problem: JaggedProblem, options: object | None, schedule:
 
 def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                      budget: int) -> Plan:
-    """With scores a step ahead, ptxas moves exponentials below the wait for dQ (kernels/hopper/NOTES_BACKWARD.md)."""
     chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
     block_m = BLOCK_M[problem.head_dim]
     tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
     built = build(problem, chosen, schedule or "zigzag", min(int(machine.sms), tiles), block_m, BLOCK_N)
     if built.tiles[:, TOUCHED].any():
         raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
-    habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints, chosen.kernel_delta, chosen.ahead)
-    main = "jagged_backward_ahead" if chosen.ahead else "jagged_backward"
-    return backward_plan(problem, built, main, block_m, 1, habits, machine, budget)
+    habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints)
+    return backward_plan(problem, built, "jagged_backward", block_m, 1, habits, machine, budget)
 
 
 def _blackwell_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
@@ -79,7 +77,7 @@ def _blackwell_backward(problem: JaggedProblem, options: object | None, schedule
               else blackwell_backward.select(problem, order))
     device = problem.layout_k.cu_seqlens.device
     built = tables(problem, chosen, order, int(machine.sms), device).schedule
-    habits = Habits(False, False, False, False)
+    habits = Habits(False, False)
     if order == "clc":
         return drawn_plan(problem, built, "jagged_backward", chosen.block_m, chosen.ctas, habits, machine, budget)
     return backward_plan(problem, built, "jagged_backward", chosen.block_m, chosen.ctas, habits, machine, budget)

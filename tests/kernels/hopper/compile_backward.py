@@ -14,7 +14,8 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from kernels.hopper.backward import BLOCK_M, kernel_constants, main_kernel
+from kernels.hopper.backward import BLOCK_M, kernel_constants
+from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
@@ -40,9 +41,6 @@ VARIANTS = {
     "counted, groups": (Options(counted=True, l2_hints=True), {"num_heads_q": 8}),
     "counted, short gap": (replace(SHORT_GAP, counted=True), {}),
     "counted, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, counted=True), {"head_dim": 64}),
-    "ahead": (Options(ahead=True), {}), "ahead, causal": (Options(ahead=True), {"mask": Mask.make(True)}),
-    "ahead, groups": (Options(ahead=True), {"num_heads_q": 8}),
-    "ahead, delta": (Options(ahead=True, kernel_delta=True, l2_hints=True), {}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
@@ -52,8 +50,8 @@ def compile_backward(options, changes):
     layout = JaggedLayout.from_lengths([1])
     values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
     case = JaggedProblem(layout, layout, **(values | changes))
-    constants, kernel = kernel_constants(case, options), main_kernel(case, options)
-    dim, names = case.head_dim, kernel.arg_names
+    constants = kernel_constants(case, options)
+    dim, names = case.head_dim, jagged_backward.arg_names
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
                  scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
@@ -67,7 +65,7 @@ def compile_backward(options, changes):
     fixed = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names
                if types[name].startswith("*") or name == "row_stride"}
-    return triton.compile(ASTSource(kernel, types, fixed, aligned), target=HOPPER.target,
+    return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=HOPPER.target,
                           options={"num_warps": 4, "num_stages": 1})
 
 

@@ -13,11 +13,9 @@ from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.reference import attention_reference, attention_reference_backward, attention_reference_lowp_backward
 
 GUARD = 4096  # elements before and after each output
-AHEAD = Options(ahead=True)
 VARIANTS = {
-    "chosen": None, "two stages": Options(), "short gap": SHORT_GAP, "ahead": AHEAD,
-    "ahead, delta inside": replace(AHEAD, kernel_delta=True), "all added": Options(direct_dq=False),
-    "ahead, all added": replace(AHEAD, direct_dq=False), "ahead, L2 told": replace(AHEAD, l2_hints=True),
+    "chosen": None, "two stages": Options(), "short gap": SHORT_GAP, "all added": Options(direct_dq=False),
+    "all once": Options(dq_stages=1, ds_stages=1, dk_first=False),
     "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
     "half skipped": Options(skip_half=True), "half skipped, K and V twice": replace(SHORT_GAP, skip_half=True),
     "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
@@ -78,7 +76,7 @@ def test_edges(name, guards):
 
 @pytest.mark.parametrize("heads_kv", [1, 4])
 @pytest.mark.parametrize("len_q", [32, 192])
-@pytest.mark.parametrize("name", ["chosen", "short gap", "ahead", "ahead, delta inside"])
+@pytest.mark.parametrize("name", ["chosen", "short gap", "two stages", "all once"])
 def test_shared_queries(name, len_q, heads_kv, guards):
     case = problem(len_q, EDGES[1] * 20, 4, heads_kv, device="cuda")
     values = inputs(case)
@@ -89,7 +87,7 @@ def test_shared_queries(name, len_q, heads_kv, guards):
 
 
 @pytest.mark.parametrize("mask", ["causal", "window", "left", "right"])
-@pytest.mark.parametrize("name", ["chosen", "ahead", "half skipped", "counted"])
+@pytest.mark.parametrize("name", ["chosen", "short gap", "half skipped", "counted"])
 def test_masks(name, mask, guards):
     case = problem(*EDGES, mask=MASKS[mask], device="cuda")
     values = inputs(case)
@@ -103,7 +101,7 @@ def test_heads_of_64(mask, guards):
     check(case, *values, guards(case, *values, None))
 
 
-@pytest.mark.parametrize("name", ["two stages", "short gap", "ahead", "rotated, L2 told", "counted"])
+@pytest.mark.parametrize("name", ["two stages", "short gap", "all once", "rotated, L2 told", "counted"])
 def test_deterministic_calls_repeat_bit_by_bit(name, guards):
     lengths = [700, 65, 300, 0, 129, 1, 2000, 64] * 8
     case = problem(lengths, lengths, 4, 4, device="cuda")
@@ -116,8 +114,7 @@ def test_deterministic_calls_repeat_bit_by_bit(name, guards):
         assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, all added", "half skipped",
-                                  "counted"])
+@pytest.mark.parametrize("name", ["two stages", "all added", "short gap", "half skipped", "counted"])
 def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
     case = problem(*EDGES, device="cuda")
     q, k, v, dout = inputs(case)
@@ -127,8 +124,7 @@ def test_scores_so_low_that_a_missing_key_would_overflow(name, guards):
     check(case, q, k, v, dout, guards(case, q, k, v, dout, VARIANTS[name]))
 
 
-@pytest.mark.parametrize("name", ["two stages", "all added", "ahead", "ahead, delta inside", "ahead, all added",
-                                  "half skipped", "counted"])
+@pytest.mark.parametrize("name", ["two stages", "all added", "short gap", "half skipped", "counted"])
 def test_a_sequence_of_nan_stays_among_itself(name, guards):
     case = problem(*EDGES, device="cuda")
     q, k, v, dout = inputs(case)
@@ -143,7 +139,7 @@ def test_a_sequence_of_nan_stays_among_itself(name, guards):
     assert grads[0][rows_q].isnan().any()
 
 
-@pytest.mark.parametrize("name", ["two stages", "ahead"])
+@pytest.mark.parametrize("name", ["two stages", "short gap"])
 def test_nan_in_keys_shows_in_every_gradient(name, guards):
     case = problem([100, 200], [100, 200], device="cuda")
     q, k, v, dout = inputs(case)

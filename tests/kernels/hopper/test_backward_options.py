@@ -26,10 +26,8 @@ def make_options(values):
     ({"kv_stages": 3}, "kv_stages: expected 1 to 2, got 3"),
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
-    ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"), ({"kernel_delta": True}, "kernel_delta: needs ahead"),
-    ({"skip_half": True, "ahead": True}, "skip_half: not with ahead"),
-    ({"counted": True, "rotate": True}, "counted: not with ahead or rotate"),
-    ({"counted": True, "ahead": True}, "counted: not with ahead or rotate"),
+    ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
+    ({"counted": True, "rotate": True}, "counted: not with rotate"),
 ])
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
@@ -41,21 +39,26 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP, AHEAD = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4", "ahead-l2-own4"
-MASKED = "q2o2k1s2d2-dk-l2-rot-own8"
+FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-rot-own4"
+MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-rot-own8", "q2o2k1s2d2-dk-l2-own4"
 
 
 @pytest.mark.parametrize(("len_q", "len_k", "changes", "token"), [
     ([1900, 600], [1900, 600], {}, FULL), ([900, 600], [900, 600], {}, "q2o2k1s2d2-dk-l2-own4"),
-    ([500, 300], [500, 300], {}, "q2o2k1s2d2-dk-l2-rot-own4"), ([200, 250], [200, 250], {}, AHEAD),
-    ([400, 500], [256, 256], {}, AHEAD), ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
-    ([64, 100, 300], [64, 100, 300], {}, GAP), ([2000, 1000], [100, 100], {}, GAP),
+    ([500, 300], [500, 300], {}, "q2o2k1s2d2-dk-skip-l2-rot-own4"), ([200, 250], [200, 250], {}, SHORT),
+    ([400, 500], [256, 256], {}, "q2o2k1s2d2-dk-skip-l2-rot-own4"),
+    ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
+    ([64, 100, 300, 40, 2000], [64, 100, 300, 40, 2000], {}, "q2o2k1s2d2-dk-own4"),
+    ([64, 100, 300, 40, 1500], [64, 100, 300, 40, 1500], {}, "q2o2k1s2d2-dk-own4"),
+    ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, "q2o2k1s2d2-dk-skip-own4"),
+    ([2000, 1000], [100, 100], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
     ([1900], [1900], {"num_heads_q": 8}, FULL), ([900], [900], {"mask": Mask.make(True)}, MASKED),
     ([900], [900], {"mask": Mask.make(True, (256, 0))}, MASKED),
     ([2000], [2000], {"mask": Mask.make(True)}, "q2o2k1s2d2-dk-l2-own8"),
     ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-own4"),
-    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (192, [900, 200], {}, AHEAD),
-    (192, [900, 200], {"mask": Mask.make(True)}, GAP), (32, [900, 200], {"head_dim": 64}, GAP), ([0], [0], {}, AHEAD),
+    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (192, [900, 200], {}, SHARED_Q),
+    (192, [900, 200], {"mask": Mask.make(True)}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, GAP),
+    ([0], [0], {}, SHORT),
 ])
 def test_choice(len_q, len_k, changes, token):
     broadcast = isinstance(len_q, int)
@@ -72,13 +75,6 @@ def test_switches_show_in_the_record():
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):
         backward.describe(problem(), None, {})
-
-
-def test_scores_a_step_ahead_are_refused_at_head_dim_64_when_run_not_when_named():
-    options, narrow = make_options({"ahead": True}), problem(head_dim=64)
-    assert "ahead" in backward.describe(narrow, None, options)
-    with pytest.raises(ValueError, match="ahead: needs head_dim 128, got 64"):
-        backward.backward(narrow, *(torch.zeros(0) for _ in range(6)), options=options)
 
 
 @pytest.mark.parametrize(("changes", "reason"), [

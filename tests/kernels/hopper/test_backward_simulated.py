@@ -18,7 +18,6 @@ from kernels.simulator import SimulationError
 SKIP = Options(skip_half=True)
 COUNTED = Options(counted=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
-AHEAD = Options(ahead=True)
 
 
 def simulate(case, q, k, v, dout, options, **how):
@@ -45,17 +44,9 @@ CASES = {
     "D = 64, all once": (lambda: problem(SELF, SELF, dim=64), Options(**ONCE)),
     "D = 64, as chosen": (lambda: problem(SELF, SELF, dim=64), None),
     "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
-    "ahead": (lambda: problem(*CROSS), AHEAD),
-    "ahead, all added": (lambda: problem(SELF, SELF), replace(AHEAD, direct_dq=False)),
-    "ahead, delta": (lambda: problem(*CROSS), replace(AHEAD, kernel_delta=True)),
     "rotated, L2 told": (lambda: problem([65, 128, 1, 0, 200, 300], [64, 0, 130, 70, 257, 300]),
                          Options(rotate=True, l2_hints=True)),
-    "ahead, rotated": (lambda: problem(*CROSS), replace(AHEAD, rotate=True, l2_hints=True)),
     "one block of shared Q, dQ sent": (lambda: problem(32, [64, 0, 130, 300], 2, 2), replace(SHORT_GAP, dk_first=True)),
-    "ahead, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), AHEAD),
-    "ahead, rows without keys": (lambda: problem(*CROSS, mask=Mask.make(True)), AHEAD),
-    "ahead, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), AHEAD),
-    "ahead, one block of shared Q": (lambda: problem(32, [64, 0, 130, 300], 2, 2), AHEAD),
     "one Q": (lambda: problem(*CROSS), Options(q_stages=1, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),
     "causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0)),
@@ -115,7 +106,7 @@ def test_scores_so_low_that_a_missing_key_would_overflow():
     check(case, q, k, v, dout, Options(owned_blocks=0))
     check(case, q, k, v, dout, COUNTED)
     check(case, q, k, v, dout, SKIP)
-    check(case, q, k, v, dout, AHEAD)
+    check(case, q, k, v, dout, SHORT_GAP)
 
 
 @pytest.mark.parametrize("options", [Options(owned_blocks=0), Options(), COUNTED, SKIP])
@@ -133,7 +124,7 @@ def test_a_sequence_of_nan_stays_among_itself(options):
         assert (grad[others].double() - exact[others]).abs().max() <= 0.02 * exact[others].abs().max()
 
 
-@pytest.mark.parametrize("options", [Options(), AHEAD])
+@pytest.mark.parametrize("options", [Options(), SHORT_GAP])
 def test_nan_in_keys_shows_in_every_gradient(options):
     case = problem([100, 70], [100, 70])
     q, k, v, dout = tensors(case)
