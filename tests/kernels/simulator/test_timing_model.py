@@ -43,7 +43,7 @@ def _engine(name: str, layout: Layout, direction: str, machine: Machine, options
 
 
 CALLS = [("hopper", "fwd", {"variant": "solo64"}), ("hopper", "fwd", {"variant": "pair128"}),
-         ("hopper", "bwd", {"ahead": True}), ("hopper", "bwd", {"owned_blocks": 0}),
+         ("hopper", "bwd", {}), ("hopper", "bwd", {"owned_blocks": 0}),
          ("blackwell", "fwd", {}), ("blackwell", "bwd", {})]
 
 
