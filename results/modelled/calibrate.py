@@ -6,6 +6,8 @@
 
 A row is one case, direction and variant of `results/baselines/nvidia-h200`, kernel scope; of a variant that was
 measured several times, the median. Its half, and what is said of an error, are those of `harness.model_check`.
+Of ``earlier/`` the forward's rows count too, where nothing newer is there: those kernels take a maximum in each step,
+which is ``stale_max: false`` of today's. Its backward is another kernel.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import csv
 import json
 import statistics
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,10 @@ from kernels.hopper.select import MASKED_SECTION_MB  # noqa: E402
 from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E402
 
 MEASURED = ROOT / "results/baselines/nvidia-h200"
-FILES = {"gem.csv": "gem.yaml", "ablation_fwd.csv": "ablation_fwd.yaml", "ablation_bwd.csv": "ablation_bwd.yaml"}
+#: Files of rows with their config; of the second group the forward, as far as the first group has not the same variant.
+FILES = ({"gem.csv": "gem.yaml", "ablation_fwd.csv": "ablation_fwd.yaml", "ablation_bwd.csv": "ablation_bwd.yaml"},
+         {"earlier/gem.csv": "gem.yaml", "earlier/ablation_fwd.csv": "ablation_fwd.yaml"})
+CONFIGS = tuple(FILES[0].values())
 TABLE = ROOT / "results/modelled/h200_calibration.csv"
 #: The free figures, each with the range that it may be fitted in.
 FREE: dict[str, tuple[float, float]] = {
@@ -46,6 +52,7 @@ FREE: dict[str, tuple[float, float]] = {
 class Row:
     """One variant of one case: what was measured, and how to predict it."""
 
+    run: str  # the folder of its file
     case: str
     case_id: str
     direction: str
@@ -64,23 +71,28 @@ class Row:
 def measured() -> list[Row]:
     """All rows, in the files' order."""
     found: dict[tuple[str, str, str], list[Row]] = {}
-    for name, config in FILES.items():
-        path = MEASURED / name
-        if not path.is_file():
-            continue
-        options = _options(ROOT / "configs" / config)
-        for row in csv.DictReader(path.open()):
-            if row["scope"] != "kernel" or row["status"] != "ok" or not row["impl"].startswith("hopper/"):
-                continue
-            of_backend = options[row["backend"]]
-            switches, schedule = of_backend.get(row["direction"]) or {}, of_backend.get("schedule")
-            if row["direction"] == "fwd":
-                switches, schedule = _that_ran(row["impl"], switches, bool(row["causal"] == "True" or row["window"]))
-            one = Row(row["case"], row["case_id"], row["direction"], row["impl"], json.dumps(switches), schedule,
-                      float(row["latency_ms"]), float(row["sm_clock_mhz"]))
-            found.setdefault((one.case_id, one.direction, one.variant), []).append(one)
+    for files, direction in zip(FILES, ("", "fwd"), strict=True):
+        new: dict[tuple[str, str, str], list[Row]] = {}
+        for name, config in files.items():
+            for one in _rows(name, ROOT / "configs" / config):
+                if direction in one.direction:
+                    new.setdefault((one.case_id, one.direction, one.variant), []).append(one)
+        found |= {what: rows for what, rows in new.items() if what not in found}
     return [Row(**{**vars(rows[0]), "ms": statistics.median(row.ms for row in rows),
                    "clock_mhz": statistics.median(row.clock_mhz for row in rows)}) for rows in found.values()]
+
+
+def _rows(name: str, config: Path) -> Iterator[Row]:
+    options = _options(config)
+    for row in csv.DictReader((MEASURED / name).open()):
+        if row["scope"] != "kernel" or row["status"] != "ok" or not row["impl"].startswith("hopper/"):
+            continue
+        of_backend = options[row["backend"]]
+        switches, schedule = of_backend.get(row["direction"]) or {}, of_backend.get("schedule")
+        if row["direction"] == "fwd":
+            switches, schedule = _that_ran(row["impl"], switches, bool(row["causal"] == "True" or row["window"]))
+        yield Row(str(Path(name).parent), row["case"], row["case_id"], row["direction"], row["impl"],
+                  json.dumps(switches), schedule, float(row["latency_ms"]), float(row["sm_clock_mhz"]))
 
 
 def _that_ran(impl: str, switches: dict[str, Any], masked: bool) -> tuple[dict[str, Any], str]:
@@ -99,28 +111,41 @@ def _options(config: Path) -> dict[str, dict[str, Any]]:
 _CASES: dict[str, Any] = {}
 
 
-def _predict(job: tuple[Row, Machine]) -> tuple[float, float, str, dict[str, float]]:
+def _predict(job: tuple[Row, Machine]) -> tuple[float, float, str, dict[str, float]] | None:
     import torch
 
     torch.set_num_threads(1)
     row, machine = job
     if not _CASES:
-        _CASES.update({case.case_id: case for config in dict.fromkeys(FILES.values())
+        _CASES.update({case.case_id: case for config in CONFIGS
                        for case in expand(load_config(ROOT / "configs" / config))})
     problem = make_problem(_CASES[row.case_id], "cpu")
-    made = predict("hopper", problem, row.direction, machine, json.loads(row.options) or None,  # type: ignore[arg-type]
-                   row.schedule)
+    try:
+        made = predict("hopper", problem, row.direction, machine,  # type: ignore[arg-type]
+                       json.loads(row.options) or None, row.schedule)
+    except ValueError:  # of what the model refuses
+        return None
     return made.ms, made.clock_mhz, made.bound_by, dict(made.shares)
 
 
 def predictions(rows: list[Row], machine: Machine, pool: ProcessPoolExecutor) -> list[Any]:
-    """``(ms, clock, bound by, shares)`` of each row."""
+    """``(ms, clock, bound by, shares)`` of each row, None where the model refuses it."""
     return list(pool.map(_predict, [(row, machine) for row in rows], chunksize=4))
+
+
+def predictable(machine: Machine, pool: ProcessPoolExecutor, held: bool = True) -> tuple[list[Row], list[Any]]:
+    """Measured rows with their predictions, the held half among them or not; says which the model refuses."""
+    rows = [row for row in measured() if held or not row.held]
+    both = list(zip(rows, predictions(rows, machine, pool), strict=True))
+    refused = [f"{row.case} {row.variant}" for row, found in both if found is None]
+    if refused:
+        print(f"refused by the model: {', '.join(refused)}")
+    return [row for row, found in both if found], [found for _, found in both if found]
 
 
 def summary(rows: list[Row], ms: list[float]) -> str:
     """Median and largest error, and how often the order of two variants of a case is right."""
-    points = [Point("", "", row.case_id, row.case, row.direction, row.variant, row.variant, row.ms, modelled)
+    points = [Point(row.run, "", row.case_id, row.case, row.direction, row.variant, row.variant, row.ms, modelled)
               for row, modelled in zip(rows, ms, strict=True)]
     found = score(points)
     assert found.median is not None
@@ -133,8 +158,7 @@ def summary(rows: list[Row], ms: list[float]) -> str:
 
 def check(machine: Machine, pool: ProcessPoolExecutor) -> None:
     """Both halves; writes the table."""
-    rows = measured()
-    found = predictions(rows, machine, pool)
+    rows, found = predictable(machine, pool)
     with TABLE.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["case", "direction", "variant", "half", "measured_ms", "modelled_ms", "error", "measured_mhz",
@@ -153,7 +177,7 @@ def check(machine: Machine, pool: ProcessPoolExecutor) -> None:
 
 def fit(machine: Machine, pool: ProcessPoolExecutor, rounds: int = 2, every: int = 2) -> None:
     """Gauss-Newton on the logarithms of the errors of every ``every``-th row, held near the start by a weak prior."""
-    rows = [row for row in measured() if not row.held][::every]
+    rows = predictable(machine, pool, held=False)[0][::every]
     wanted = np.log([row.ms for row in rows])
     names = list(FREE)
     values = np.array([float(getattr(machine, name)) for name in names])
@@ -184,8 +208,7 @@ def clocks(machine: Machine, pool: ProcessPoolExecutor) -> None:
     """Least squares on the measured clocks."""
     from scipy.optimize import least_squares
 
-    rows = [row for row in measured() if not row.held]
-    found = predictions(rows, machine, pool)
+    rows, found = predictable(machine, pool, held=False)
     ms = np.array([row.ms for row in rows])
     clock = np.array([row.clock_mhz for row in rows])
     tensor = np.array([each[3]["tensor cores"] for each in found])
