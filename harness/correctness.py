@@ -19,6 +19,7 @@ some sequences, only the clean ones are compared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -256,8 +257,13 @@ def poison(problem: JaggedProblem, directions: Sequence[str], device: torch.devi
     if "bwd" in directions:
         shapes += [(shape, dtype) for shape in (problem.q_shape, problem.kv_shape, problem.kv_shape)
                    for dtype in (problem.dtype, torch.float32)]
-    blocks = [torch.full(shape, float("nan"), dtype=dtype, device=device) for shape, dtype in shapes]
+    blocks = [nan_of_any_dtype(math.prod(shape) * dtype.itemsize, device) for shape, dtype in shapes]
     del blocks
+
+
+def nan_of_any_dtype(nbytes: int, device: torch.device) -> torch.Tensor:
+    """int16 ``[nbytes / 2]`` that reads as NaN in bf16, fp16 and fp32: a freed block may be handed out for another dtype."""
+    return torch.full((nbytes // 2,), 0x7FFF, dtype=torch.int16, device=device)
 
 
 def _lse_rows(lse: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from tiny_cases import tiny_case
 
 from harness.backends.base import Outputs
-from harness.correctness import MAX_SEQUENCES, Oracle, Verdict, choose_sequences, poison
+from harness.correctness import MAX_SEQUENCES, Oracle, Verdict, choose_sequences, nan_of_any_dtype, poison
 from harness.inputs import Inputs, make_inputs, make_problem
 from kernels import reference
 from kernels.mask import Mask
@@ -222,6 +222,11 @@ def test_oracle_counts_its_memory() -> None:
     check(oracle, computed(inputs))
     out_bytes = inputs.dout.numel() * 4
     assert oracle.nbytes > before + out_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_poison_is_nan_in_every_dtype(dtype: torch.dtype) -> None:
+    assert nan_of_any_dtype(64, torch.device("cpu")).view(dtype).isnan().all()
 
 
 @pytest.mark.gpu
