@@ -19,7 +19,7 @@ SEQUENCES = 16  # of one program
 
 
 class Bounds(NamedTuple):
-    """What the host knows of a schedule, all from totals and longest lengths.
+    """What the host knows of a schedule: from totals and longest lengths, or from all lengths where it has them.
 
     Attributes:
         programs: CTAs of the main kernel; with broadcast-Q ``copies`` of them to each KV head.
@@ -27,7 +27,8 @@ class Bounds(NamedTuple):
         owned_blocks, owned_steps: see `kernels.hopper.backward_schedule.ownership`.
         num_blocks: at least the blocks of Q of all sequences: rows of the table of blocks.
         num_tiles: at least the tiles.
-        scratch: blocks of the accumulator that a CTA has for its owned sequences.
+        scratch: blocks of the accumulator that a CTA has for its owned sequences, as many as the longest that has
+            several KV blocks needs, or may need.
         shared_at, shared_blocks: see `BackwardSchedule`; no sequence can be shared if ``shared_blocks`` is 0.
         acc_group: broadcast-Q: blocks of Q.
         acc_blocks: blocks of BLOCK_M rows in the accumulator.
@@ -68,14 +69,20 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
         return Bounds(heads * copies, copies, 0, 0, num_blocks, num_tiles, 0, 0, 0, longest_q, acc_blocks)
     programs = min(sms, num_tiles)
     owned_blocks, owned_steps = ownership(problem, options, programs, block_m, block_n)
-    partial = 0  # blocks of Q that the longest owned sequence of several KV blocks may have
-    none_owned = longest_k > owned_blocks and layout_k.total == layout_k.batch * layout_k.max_seqlen  # all equally long
-    if owned_blocks > 1 and longest_k > 1 and not none_owned:
-        partial = min(longest_q, owned_steps // 2)
-        if layout_q is layout_k:
-            partial = min(partial, -(-owned_blocks * block_n // block_m))
-    most_steps = longest_q * min(longest_k, owned_blocks)
-    all_owned = longest_k <= owned_blocks and (longest_k <= 1 or most_steps <= owned_steps)
+    if layout_q.on_host and layout_k.on_host:
+        q_blocks, k_blocks = -(-layout_q.lengths // block_m), -(-layout_k.lengths // block_n)
+        several = (k_blocks > 1) & (k_blocks <= owned_blocks) & (q_blocks * k_blocks <= owned_steps)
+        partial = int(q_blocks[several].max(initial=0))
+        all_owned = owned_blocks > 0 and bool((several | (k_blocks <= 1)).all())
+    else:
+        partial = 0
+        equal = layout_k.total == layout_k.batch * layout_k.max_seqlen
+        if owned_blocks > 1 and longest_k > 1 and not (equal and longest_k > owned_blocks):
+            partial = min(longest_q, owned_steps // 2)
+            if layout_q is layout_k:
+                partial = min(partial, -(-owned_blocks * block_n // block_m))
+        most_steps = longest_q * min(longest_k, owned_blocks)
+        all_owned = longest_k <= owned_blocks and (longest_k <= 1 or most_steps <= owned_steps)
     shared_blocks = 0 if all_owned else num_blocks
     return Bounds(programs, 0, owned_blocks, owned_steps, num_blocks, num_tiles, partial * group,
                   programs * partial * group, shared_blocks, 0,

@@ -103,7 +103,9 @@ class DeviceTiles(NamedTuple):
 
 
 def most_tiles(layout: JaggedLayout, rows: int) -> int:
-    """An upper bound of the tiles of ``rows`` rows that a layout is cut into, from what the host knows."""
+    """Tiles of ``rows`` rows that a layout is cut into: their number if the host has the lengths, else a bound."""
+    if layout.on_host:
+        return int((-(-layout.lengths // rows)).sum())
     return min(layout.total // rows + layout.batch, layout.batch * -(-layout.max_seqlen // rows))
 
 

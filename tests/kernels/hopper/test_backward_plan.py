@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernels.hopper import backward_schedule as bs
 from kernels.hopper.backward_options import HopperBackwardOptions
-from kernels.hopper.backward_plan import BLOCK_FIELDS, device_plan
+from kernels.hopper.backward_plan import BLOCK_FIELDS, bounds, device_plan
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
@@ -26,9 +26,12 @@ OPTIONS = [HopperBackwardOptions(), HopperBackwardOptions(direct_dq=False), Hopp
 LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=24)
 
 
-def make(lengths_q, lengths_k, mask=MASKS[0], heads_q=2, heads_kv=2, broadcast=0):
+def make(lengths_q, lengths_k, mask=MASKS[0], heads_q=2, heads_kv=2, broadcast=0, on_host=True):
     layout_k = JaggedLayout.from_lengths(lengths_k)
     layout_q = JaggedLayout.uniform(len(lengths_k), broadcast) if broadcast else JaggedLayout.from_lengths(lengths_q)
+    if not on_host:  # as from offsets on a device, which nobody reads
+        layout_q, layout_k = (JaggedLayout(layout.cu_seqlens, total=layout.total, max_seqlen=layout.max_seqlen)
+                              for layout in (layout_q, layout_k))
     return JaggedProblem(layout_q, layout_k, heads_q, heads_kv, 128, torch.bfloat16, 0.1, mask, bool(broadcast))
 
 
@@ -60,10 +63,10 @@ def same_work(tiles, counting=False):
 
 
 @given(LENGTHS, st.sampled_from(MASKS), st.sampled_from(OPTIONS), st.sampled_from(["none", "sorted",
-       "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.sampled_from([64, 128]))
-@settings(max_examples=80, deadline=None, derandomize=True)
-def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, order, heads, block_m):
-    problem = make(*zip(*pairs, strict=True), mask, *heads)
+       "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.sampled_from([64, 128]), st.booleans())
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, order, heads, block_m, on_host):
+    problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
     if not problem.layout_q.total or not problem.layout_k.total:
         return
     made = built(problem, options, order, block_m=block_m)
@@ -140,16 +143,24 @@ def test_more_items_than_a_program_deals_at_once():
     np.testing.assert_array_equal(made.bounds, wanted.bounds)
 
 
-@pytest.mark.parametrize(("lengths", "scratch"), [([700, 700], 0), ([700, 699], 8), ([500, 500], 8)])
-def test_no_room_for_owned_sequences_where_all_are_too_long(lengths, scratch):
-    made = built(make(lengths, lengths), HopperBackwardOptions(), sms=40)
-    assert made.known.scratch <= scratch
-    assert (made.known.scratch > 0) == (scratch > 0)
-    assert made.known.shared_at == made.known.programs * made.known.scratch
+@pytest.mark.parametrize(("lengths", "on_host", "scratch"), [
+    ([700, 700], False, 0), ([700, 699], False, 11), ([700, 699], True, 0), ([700, 130, 260], True, 5),
+    ([700, 130, 260], False, 11), ([500, 490, 130], True, 8), ([500, 490, 130], False, 8)])
+def test_room_for_owned_sequences_is_what_the_longest_may_need(lengths, on_host, scratch):
+    known = bounds(make(lengths, lengths, on_host=on_host), HopperBackwardOptions(), 2, 64, 128)
+    assert known.scratch == scratch
+    assert known.shared_at == known.programs * known.scratch
+
+
+def test_lengths_on_the_host_leave_no_room_for_blocks_that_are_not_there():
+    lengths = [1, 700, 65, 0, 600]
+    for on_host, blocks in ((True, 1 + 11 + 2 + 10), (False, sum(lengths) // 64 + 5)):
+        known = bounds(make(lengths, lengths, on_host=on_host), HopperBackwardOptions(direct_dq=False), 40, 64, 128)
+        assert (known.num_blocks, known.acc_blocks) == (blocks, 2 * blocks)
 
 
 def test_offsets_that_only_the_device_knows_are_not_read_by_the_host(monkeypatch):
-    problem = make([5, 300], [200, 70])
+    problem = make([5, 300], [200, 70], on_host=False)
     monkeypatch.setattr(JaggedLayout, "offsets", property(lambda self: pytest.fail("the host reads the offsets")))
     with Simulator(sms=2):
         device_plan(problem, HopperBackwardOptions(), "zigzag", 5, 64, 128, 0)
