@@ -15,6 +15,7 @@ from pathlib import Path
 import draw_distributions
 import draw_gate
 import draw_schedule
+import draw_training
 import fill_agreement
 import fill_readme
 import fill_tables
@@ -51,7 +52,7 @@ def tables() -> None:
 
 def pictures() -> None:
     """The documentation's pictures."""
-    for script in (draw_distributions, draw_gate, draw_schedule):
+    for script in (draw_distributions, draw_gate, draw_schedule, draw_training):
         script.draw(script.PICTURE)
         print(script.PICTURE)
 

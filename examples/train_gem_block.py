@@ -114,10 +114,12 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, help="draw them there")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU, JFA in Triton's interpreter"
     size = "tiny" if arguments.tiny else "real"
     steps = arguments.steps or SIZES[size][-1]
     names = arguments.attention or ["jfa", "sdpa", *(_installed() if device.type == "cuda" else [])]
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+    if where == "a CPU" and any(name.startswith("jfa") for name in names):
+        where += ", JFA in Triton's interpreter"
     print(f"GemBlock, {size} size, torch {torch.__version__}, on {where}", flush=True)
     results: dict[str, tuple[list[float], float]] = {}
     worst = 0.0

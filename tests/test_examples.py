@@ -44,3 +44,15 @@ def test_it_learns(tmp_path):
     assert done.returncode == 0, done.stderr
     _, steps = losses(tmp_path)
     assert sum(loss for (loss,) in steps[-8:]) < 0.5 * sum(loss for (loss,) in steps[:8])
+
+
+def test_committed_curves_of_the_real_size_are_one_training():
+    found = {}
+    with (ROOT / "results/baselines/nvidia-h200/gem_block.csv").open() as file:
+        for row in csv.DictReader(file):
+            found.setdefault((row["attention"], row["device"]), []).append(float(row["loss"]))
+    assert set(found) == {("jfa", "NVIDIA H200"), ("sdpa", "a CPU")}
+    jfa, sdpa = found.values()
+    assert len(jfa) == len(sdpa) == 40
+    assert max(abs(one - other) for one, other in zip(jfa, sdpa, strict=True)) < 1e-4
+    assert jfa[-1] < 0.5 * jfa[0]
