@@ -1,4 +1,4 @@
-"""Draws docs/images/gem_block.png: the losses of examples/train_gem_block.py that are committed, by attention and device.
+"""Draws docs/images/gem_block.png: the committed losses of examples/train_gem_block.py, by attention and device.
 
     python docs/draw_training.py [OUT.png]
 """
