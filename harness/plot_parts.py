@@ -80,7 +80,7 @@ def caption(rows: pd.DataFrame) -> str:
     dates = sorted({date[:10] for date in rows["date"].dropna().astype(str)})
     timed = rows[(rows["status"] == "ok") & rows["backend"].astype(str).str.startswith(("fa4", "cudnn"))]
     versions = [f"torch {values(rows, 'torch')}", values(rows, "triton")]
-    versions += [f"{'FA4' if name == 'fa4' else name} {values(found, 'backend_version')}"
+    versions += [f"{name.partition('@')[0].replace('fa4', 'FA4')} {values(found, 'backend_version')}"
                  for name, found in timed.groupby("backend", sort=False)]
     return (f"Measured on {place}{' (' + ', '.join(drivers) + ')' if drivers else ''} on "
             f"{' to '.join(dict.fromkeys([dates[0], dates[-1]]))}, {values(rows, 'scope')} scope, "

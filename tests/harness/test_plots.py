@@ -42,6 +42,11 @@ def test_draws_every_plot_as_png_and_svg(gem, tmp_path):
                                             "fbtriton 3.99.0", "FA4 4.0.0b99", "kernel scope"))
 
 
+def test_a_caption_names_a_rival_of_another_version_by_its_version(gem):
+    older = gem[gem["backend"] == "fa4"].assign(backend="fa4@4.0.0b15", backend_version="4.0.0b15")
+    assert "FA4 4.0.0b99, FA4 4.0.0b15." in plot_parts.caption(pd.concat([gem, older]))
+
+
 def test_svg_is_the_same_for_the_same_records(gem, tmp_path):
     rows = gem[gem["case"].isin(["self_u256", "lognormal_8192"])]
     first, second = draw_plots(rows, tmp_path / "a"), draw_plots(rows, tmp_path / "b")
