@@ -44,7 +44,8 @@ def test_draws_every_plot_as_png_and_svg(gem, tmp_path):
 
 def test_a_caption_names_a_rival_of_another_version_by_its_version(gem):
     older = gem[gem["backend"] == "fa4"].assign(backend="fa4@4.0.0b15", backend_version="4.0.0b15")
-    assert "FA4 4.0.0b99, FA4 4.0.0b15." in plot_parts.caption(pd.concat([gem, older]))
+    caption = plot_parts.caption(pd.concat([gem, older]))
+    assert [caption.count(words) for words in ("FA4 4.0.0b99", "FA4 4.0.0b15", "fa4@")] == [1, 1, 0]
 
 
 def test_svg_is_the_same_for_the_same_records(gem, tmp_path):
