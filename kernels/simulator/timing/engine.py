@@ -36,6 +36,13 @@ class _Tick(NamedTuple):
     version: int
 
 
+class _Store(NamedTuple):
+    """A task's stores to shared memory, on their way."""
+
+    task: Task
+    number: int
+
+
 class _Begin(NamedTuple):
     """An operation reaches an SM's units."""
 
@@ -83,6 +90,8 @@ class TimedMachine(Machine):
         self._after: list[Operation] = []  # wait for other operations
         self._order_of_events = 0
         self._waiting: list[Task] = []
+        self._stores: dict[Task, set[_Store]] = {}
+        self._at_fence: set[Task] = set()
         self._lines: dict[Cta, dict[tuple[str, int], float]] = {}
 
     # -- what the scheduler asks
@@ -180,6 +189,28 @@ class TimedMachine(Machine):
         self._compute()
         clocks.running.now += extra
         self._meet()
+
+    def store(self, nbytes: float) -> None:
+        """The running task stores to shared memory, and doesn't wait for it; a fence does."""
+        clock = clocks.running
+        sm = self.sm(self.current.cta)
+        self._order_of_events += 1
+        job = _Store(self.current, self._order_of_events)
+        self._stores.setdefault(self.current, set()).add(job)
+        sm.units.add(clock.now, job, *sm.store(nbytes))
+        self._expect(sm)
+
+    def fence(self) -> None:
+        """The running task waits until its stores to shared memory are done."""
+        self.act(0.0)
+        task, clock = self.current, clocks.running
+        if self._stores.get(task):
+            since = clock.now
+            self._at_fence.add(task)
+            self.hub.switch()
+            if self.record:
+                self.spans.append((clock.lane, "fence", since, clock.now - since, "its stores to shared memory"))
+        self.act(self.description.fence_clocks)
 
     def await_matmuls(self) -> None:
         """Before the running task waits for matmuls: where the compiler sinks them, exponentials come after it."""
@@ -284,6 +315,9 @@ class TimedMachine(Machine):
             if isinstance(job, Task):
                 self._push(self.time, job)
                 continue
+            if isinstance(job, _Store):
+                self._stored(job)
+                continue
             assert isinstance(job, Operation)
             multiplies = isinstance(job.work, Matmul)
             if self.record:
@@ -296,6 +330,13 @@ class TimedMachine(Machine):
                 if self._queues[sm]:
                     self._start_matmul(sm)
         self._expect(sm)
+
+    def _stored(self, job: _Store) -> None:
+        left = self._stores[job.task]
+        left.remove(job)
+        if not left and job.task in self._at_fence:
+            self._at_fence.remove(job.task)
+            self._push(self.time, job.task)
 
     def _release(self) -> None:
         """Operations all of whose predecessors are done are done too."""

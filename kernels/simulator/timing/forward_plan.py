@@ -9,7 +9,7 @@ import torch
 
 from kernels.problem import JaggedProblem
 from kernels.simulator.timing.machine import Machine
-from kernels.simulator.timing.plans import GAP, Plan, by_end, nearest, thinned
+from kernels.simulator.timing.plans import GAP, Plan, nearest, thinned
 from kernels.simulator.timing.traffic import Reuse, Traffic
 from kernels.tile_schedule import TileShape, deal, tile_records
 
@@ -38,8 +38,12 @@ def forward_plan(problem: JaggedProblem, shape: TileShape, schedule: str, stream
     def arguments(_: dict[str, Any]) -> dict[str, Any]:
         return tables
 
-    tiles = -(-thin.layout_q.lengths // shape.rows)
-    times = by_end(thin.layout_k, np.maximum(tiles, 1.0) * thin.group_size)
+    ends, of_tile = np.unique(records[:, 4].astype(np.int64) + records[:, 5], return_inverse=True)
+    blocks = np.zeros(len(ends))
+    blocks[of_tile] = -(-records[:, 5].astype(np.int64) // shape.block)
+    walked = np.bincount(of_tile, _steps(thin, shape, _order(schedule)), len(ends))
+    often = np.maximum(walked / np.maximum(blocks, 1), 1.0) * thin.group_size
+    times = dict(zip(ends.tolist(), often.tolist(), strict=True))
     at_once = _walked_at_once(problem, shape, schedule, section, streams * ctas_per_sm, sms)
     reads = Reuse(times, otherwise_set=at_once * machine.drift_share)
     queries = Reuse(otherwise=float(thin.batch) if thin.broadcast_q else 1.0)

@@ -53,9 +53,15 @@ def _move(tile: View, loads: bool) -> None:
         engine.act(0.0)
         rate = m.tmem_read_bytes if loads else m.tmem_write_bytes
         clock.now = max(clock.now, sm.tmem.reserve(clock.now, nbytes / rate))
-    else:
+    elif loads:
+        if len(tile.shape) == 1 and clock.threads >= 128:  # of columns: each warp reads all of it, 16 bytes a clock
+            nbytes *= 8 * clock.warps
         clock.other += max(nbytes / 16 / clock.threads, 1.0)
         clock.smem += nbytes
+    else:
+        clock.other += max(nbytes / 16 / clock.threads, 1.0)
+        engine.act(0.0)
+        engine.store(nbytes)
     if loads:
         clock.latency = max(clock.latency, m.l1_clocks)
     engine.act(0.0)
@@ -83,9 +89,11 @@ def local_store(dst: View, src: Any) -> None:
 
 
 def fence(scope: Any) -> None:
-    """Only the fence between proxies takes time."""
-    engine = _engine()
-    engine.act(engine.description.fence_clocks if unwrap(scope) == "async_shared" else 0.0)
+    """Only the fence between proxies takes time: it waits for the task's stores."""
+    if unwrap(scope) == "async_shared":
+        _engine().fence()
+    else:
+        _engine().act(0.0)
 
 
 def vote_ballot_sync(mask: Any, pred: Ghost) -> Ghost:

@@ -60,9 +60,3 @@ def thinned(problem: JaggedProblem, every: int) -> JaggedProblem:
 def nearest(work: np.ndarray) -> int:
     """The SM whose work is nearest to the average of those that have any."""
     return int(np.argmin(np.abs(work - work[work > 0].mean())))
-
-
-def by_end(layout: JaggedLayout, values: np.ndarray) -> dict[int, float]:
-    """A value of each sequence that has rows, by the row at which it ends."""
-    some = layout.lengths > 0
-    return dict(zip(layout.offsets[1:][some].tolist(), values[some].tolist(), strict=True))

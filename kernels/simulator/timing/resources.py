@@ -108,6 +108,11 @@ class Sm:
         took = max(clocks, smem)
         return self._job(took, [0.0, 0.0, 0.0, 0.0, smem, took])
 
+    def store(self, nbytes: float) -> tuple[float, list[float]]:
+        """Stores from registers to shared memory, as `matmul` says."""
+        clocks = nbytes / self.machine.smem_bytes
+        return self._job(clocks, [0.0, 0.0, 0.0, 0.0, clocks, 0.0])
+
     def _job(self, alone: float, needs: Sequence[float]) -> tuple[float, list[float]]:
         for unit, need in zip(UNITS, needs, strict=True):
             self._busy[unit] += need

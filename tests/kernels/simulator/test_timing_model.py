@@ -170,6 +170,24 @@ def test_ghosts_cost_what_the_compiler_would_issue():
     assert clock.alu == 16
 
 
+def test_a_backward_step_loads_shared_memory_as_the_profiler_counted():
+    """Wavefronts of a step on an H200, dQ added in memory (kernels/hopper/NOTES_BACKWARD.md): matmuls' operands, dQ
+    staged and read again, Q and dO arriving, lse and delta read by each warp, dS."""
+    busy = [_engine("hopper", Layout((128,), (64 * steps,), 1, 1), "bwd", H200.changed(sms=1), {"direct_dq": False})
+            .sms[0].busy() for steps in (10, 30)]
+    a_step = {unit: (busy[1][unit] - busy[0][unit]) / 20 for unit in ("smem", "tensor")}
+    assert a_step["smem"] == pytest.approx(2048 + 256 + 256 + 256 + 256 + 128, rel=0.01)
+    assert a_step["tensor"] == pytest.approx(5 * 2 * 64 * 128 * 128 / 4096)
+
+
+def test_a_fence_waits_for_the_stores_before_it_and_a_store_does_not():
+    slow = H200.changed(smem_bytes=1.0)
+    engine = _engine("hopper", Layout((64,), (64,), 1, 1), "fwd", slow, {"variant": "solo64"})
+    fences = [span for span in engine.spans if span[1] == "fence"]
+    assert [stall for *_, stall in fences] == ["its stores to shared memory"]  # of O, 64 x 128 in 16 bit
+    assert fences[0][3] == pytest.approx(64 * 128 * 2, rel=0.01)
+
+
 def test_a_loaded_scalar_is_waited_for_where_it_is_used():
     clock = TaskClock("task", 1, 10.0)
     run(clock)
