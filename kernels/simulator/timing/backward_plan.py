@@ -110,9 +110,8 @@ def _traffic(problem: JaggedProblem, schedule: BackwardSchedule, rotated: bool, 
     kept = problem.broadcast_q or not schedule.shared_blocks  # each block is written again and again
     partial = Reuse(otherwise=float(len(tiles)) if kept else mean_times,
                     otherwise_set=mean_set * (FP32 / (2 * BF16 + FP32) if hinted else 1.0))
-    by_lanes = Reuse(otherwise=mean_times)  # O; dO is in L2 by then, for the loads of its blocks
-    return Traffic({"desc_q": queries, "desc_do": reads, "rows": by_lanes, "desc_acc": partial, "out": by_lanes,
-                    "dout": Reuse(otherwise=float("inf"))}, machine.l2_mib * 2**20)
+    return Traffic({"desc_q": queries, "desc_do": reads, "rows": Reuse(otherwise=mean_times), "desc_acc": partial},
+                   machine.l2_mib * 2**20)
 
 
 def _passes(problem: JaggedProblem, schedule: BackwardSchedule,

@@ -25,7 +25,6 @@ from kernels.simulator.work import Copy, Matmul
 #: (lane, what, start, duration, stall), times in clocks.
 Span = tuple[str, str, float, float, "str | None"]
 
-
 _SHORT = 24.0  # clocks of arithmetic that nobody is slowed by
 
 

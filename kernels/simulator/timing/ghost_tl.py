@@ -15,8 +15,6 @@ from kernels.simulator.timing import clocks
 from kernels.simulator.timing.ghosts import Ghost, GhostPointer, LoadedInt, broadcast, charge
 from kernels.simulator.tl_namespace import TL
 
-_SECTOR = 32  # bytes of L2 that one access moves at least
-
 
 def _refuse(*values: Any) -> None:
     for value in values:
