@@ -183,7 +183,8 @@ def _sequence_tiles(problem: JaggedProblem, len_q: np.ndarray, len_k: np.ndarray
     k_row = number * block_n
     rows_q, rows_k, blocks = len_q[seq], len_k[seq], q_blocks[seq]
     shift = rows_k - rows_q
-    left, right = problem.mask.left, problem.mask.right
+    bounds = zip((problem.mask.left, problem.mask.right), problem.window_bounds, strict=True)
+    left, right = (None if bound is None else cut for bound, cut in bounds)  # as the kernels are given them
     last_key = np.minimum(k_row + block_n, rows_k) - 1
     low_row = np.zeros_like(k_row) if right is None else np.clip(k_row - shift - right, 0, rows_q)
     high_row = rows_q if left is None else np.clip(last_key - shift + left + 1, 0, rows_q)

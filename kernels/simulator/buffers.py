@@ -184,6 +184,7 @@ class View:
     def __getitem__(self, index: Any) -> View:
         index = as_int(index)
         if self.owner is None:
+            self.plain()
             return View(self.kind, self.offset + index * self.strides[0] * item_size(self.dtype), self.shape[1:] or [1],
                         self.strides[1:] or (1,), self.dtype, rank=self.rank)
         if not 0 <= index < self.owner.num:
@@ -191,10 +192,16 @@ class View:
         return View(self.kind, self.owner.offset(index), self.shape, self.strides, self.dtype, split=self.owner.split,
                     rank=self.rank)
 
-    def one(self) -> View:
-        """The tile that is meant: itself, or the only buffer of an allocation of one."""
+    def plain(self) -> View:
+        """Itself. Raises `SimulationError` for a permuted tile that was reshaped, whose strides belong to `box`."""
+        if self.box != self.shape:
+            raise SimulationError("shape", f"a permuted tile reshaped to {self.shape} can only be loaded and stored")
+        return self
+
+    def one(self, folded: bool = False) -> View:
+        """The tile that is meant: itself, or the only buffer of an allocation of one; `plain` unless ``folded``."""
         if self.owner is None:
-            return self
+            return self if folded else self.plain()
         if self.owner.num != 1:
             raise SimulationError("index", f"a buffer of {self.owner.num} tiles used as one tile")
         return self[0]
@@ -232,9 +239,11 @@ class View:
             columns = self.shape[1] // (2 if self.split else 1) * item
             return (self.offset, LANES if self.split else self.shape[0], columns)
         order = sorted(range(len(self.box)), key=lambda axis: -self.strides[axis])
-        inner = order[-1]
-        sizes = tuple(self.box[axis] * (item if axis == inner else 1) for axis in order)
-        return (self.offset, sizes, tuple(self.strides[axis] * item for axis in order[:-1]))
+        sizes, strides = [self.box[axis] for axis in order], [self.strides[axis] * item for axis in order]
+        if strides[-1] == item:  # contiguous bytes
+            sizes[-1] *= item
+            strides.pop()
+        return (self.offset, tuple(sizes), tuple(strides))
 
     def region(self, cta: Cta) -> Region:
         """The shadow region of the view in that CTA."""

@@ -63,7 +63,7 @@ def remote_view(local_allocated_buffer: Any, remote_cta_rank: Any) -> Any:
     rank = as_int(remote_cta_rank)
     if not isinstance(local_allocated_buffer, View):
         return peer_barrier(local_allocated_buffer, rank)
-    view = local_allocated_buffer
+    view = local_allocated_buffer.plain()
     return View(view.kind, view.offset, view.shape, view.strides, view.dtype, view.owner, view.split, rank)
 
 
@@ -98,7 +98,7 @@ def local_trans(input: View, dims: Sequence[int] = (1, 0)) -> View:
 
 def local_reshape(src: View, shape: Sequence[Any]) -> View:
     """The same bytes in another shape."""
-    tile = src.one()
+    tile = src.one(folded=True)
     sizes = [int(unwrap(size)) for size in shape]
     if tile.kind == "smem" and not tile.is_contiguous and math.prod(sizes) == math.prod(tile.shape):
         return View(tile.kind, tile.offset, sizes, tile.strides, tile.dtype, rank=tile.rank, box=tile.box)
@@ -120,7 +120,7 @@ def local_reinterpret(src: View, dtype: Any, shape: Sequence[Any] | None = None)
 
 def local_load(src: View, token: Any = None, layout: Any = None, relaxed: bool = False) -> torch.Tensor:
     """The tile as a register tensor."""
-    tile, task = src.one(), this_task().note("local_load")
+    tile, task = src.one(folded=True), this_task().note("local_load")
     cta = task.cta if tile.rank is None else task.cta.cluster[tile.rank]
     machine().pause()
     read(tile, task, cta=cta)
@@ -135,7 +135,7 @@ def local_load(src: View, token: Any = None, layout: Any = None, relaxed: bool =
 
 def local_store(dst: View, src: Any) -> None:
     """Write a register tensor to the tile."""
-    tile, task = dst.one(), this_task().note("local_store")
+    tile, task = dst.one(folded=True), this_task().note("local_store")
     if isinstance(src, Pending):
         src.refuse()
     machine().pause()

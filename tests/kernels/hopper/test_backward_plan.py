@@ -109,6 +109,12 @@ def test_partial_dq_has_a_place_of_its_own(pairs, mask, options):
                         assert users.setdefault(at, program) == program
 
 
+def test_a_window_longer_than_everything():
+    problem = make([1], [128], Mask.make(False, (300, None)))
+    np.testing.assert_array_equal(same_work(built(problem, OPTIONS[0]).tiles),
+                                  same_work(bs.build(problem, OPTIONS[0], "zigzag", 2, 64).tiles))
+
+
 @given(LENGTHS, st.sampled_from(MASKS), st.sampled_from([(2, 2), (4, 1)]), st.sampled_from(["none", "zigzag"]))
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_broadcast_copies(pairs, mask, heads, order):

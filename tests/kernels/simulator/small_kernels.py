@@ -305,3 +305,35 @@ def relay(desc, flag, last, FAULT: tl.constexpr):
             ld.acquire.gpu.global.s32 $0, [$1];""", "=r,l,r", [flag, 1], tl.int32, False, 1)
         tlx.async_descriptor_store(desc, tile[0], [0, 0], store_reduce="add")
         tl.inline_asm_elementwise("cp.async.bulk.wait_group 0; // $0", "=r,r", [pid], tl.int32, False, 1)
+
+
+@triton.jit
+def permuted(x, out, USE: tl.constexpr):
+    """Stores through a tile of 64 rows whose eights stand in the order 0 4 1 5 2 6 3 7, and loads the tile as it is."""
+    row, column = tl.arange(0, 64)[:, None], tl.arange(0, 64)[None, :]
+    buffers = tlx.local_alloc((64, 64), tl.float32, 1)
+    tile = buffers[0]
+    view = tlx.local_trans(tlx.local_reshape(tile, [8, 4, 2, 64]), (0, 2, 1, 3))
+    if USE == "square":  # as many dimensions as the tile that it is of
+        view = tlx.local_reshape(tlx.local_trans(tlx.local_reshape(tile, [64, 2, 32]), (1, 0, 2)), [2, 128, 16])
+        view = tlx.local_trans(view, (1, 0, 2))
+    view = tlx.local_reshape(view, [64, 64])
+    tlx.local_store(view, tl.load(x + row * 64 + column))
+    if USE == "trans":
+        view = tlx.local_trans(view)
+    if USE == "slice":
+        view = tlx.local_slice(view, [0, 0], [64, 64])
+    if USE == "index":
+        view = tlx.local_view(view, 0)
+    if USE == "dot":
+        tl.store(out + row * 64 + column, tlx.async_dot_wait(0, tlx.async_dot(view, view)))
+    tl.store(out + row * 64 + column, tlx.local_load(tile))
+
+
+@triton.jit
+def column(x, out):
+    """Stores a tile's first row, and loads its first column."""
+    buffers = tlx.local_alloc((64, 64), tl.float32, 1)
+    at = tl.arange(0, 64)
+    tlx.local_store(tlx.local_view(buffers[0], 0), tl.load(x + at))
+    tl.store(out + at, tlx.local_load(tlx.local_view(tlx.local_trans(buffers[0]), 0)))

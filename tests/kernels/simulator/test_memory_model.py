@@ -34,6 +34,25 @@ def test_reinterpret_sees_the_same_bytes():
     assert torch.equal(out.view(torch.int16), x.view(torch.int16))  # some halves are NaN as bf16
 
 
+def test_a_permuted_tile_can_be_stored_through_in_another_shape():
+    x, out = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)), torch.zeros(64, 64)
+    with Simulator():
+        small_kernels.permuted[(1,)](x, out, USE="load")
+    order = torch.tensor([8 * (row // 8) + [0, 4, 1, 5, 2, 6, 3, 7][row % 8] for row in range(64)])
+    assert torch.equal(out, x[order])
+
+
+@pytest.mark.parametrize("use", ["trans", "slice", "index", "dot", "square"])
+def test_and_nothing_else(use):
+    with pytest.raises(SimulationError, match="can only be loaded and stored"), Simulator():
+        small_kernels.permuted[(1,)](torch.zeros(64, 64), torch.zeros(64, 64), USE=use)
+
+
+def test_a_column_is_no_row():
+    with pytest.raises(SimulationError, match="uninitialised"), Simulator():
+        small_kernels.column[(1,)](torch.zeros(64), torch.zeros(64))
+
+
 @pytest.mark.parametrize("remote", ["copy", "view", "rank"])
 @pytest.mark.parametrize("schedule", schedules(3), ids=str)
 def test_cluster_exchange(remote, schedule):
