@@ -262,8 +262,8 @@ def poison(problem: JaggedProblem, directions: Sequence[str], device: torch.devi
 
 
 def nan_of_any_dtype(nbytes: int, device: torch.device) -> torch.Tensor:
-    """int16 ``[nbytes / 2]``, NaN if read as bf16, fp16 or fp32: a freed block may be handed out for any of them."""
-    return torch.full((nbytes // 2,), 0x7FFF, dtype=torch.int16, device=device)
+    """int16, ``nbytes`` or one more; NaN as bf16, fp16 and fp32: a freed block may be handed out for any of them."""
+    return torch.full((-(-nbytes // 2),), 0x7FFF, dtype=torch.int16, device=device)
 
 
 def _lse_rows(lse: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,8 @@ class JaggedLayout:
     Kernels that need the lengths on the host read `offsets` or `lengths`. A layout that was built on the host has
     them; one that was built from device offsets copies them once, which waits for the device (the only sync here).
     Those that plan on the device, as Hopper's do, read neither. `cached` keeps what kernels derive from the layout
-    (tile schedules), so that layers sharing a batch share it.
+    (tile schedules), so that layers sharing a batch share it. So the values of `cu_seqlens` must not change while the
+    layout lives: what was derived from them would be another batch's, and too small for it.
     """
 
     def __init__(self, cu_seqlens: torch.Tensor, *, total: int, max_seqlen: int, offsets: np.ndarray | None = None):

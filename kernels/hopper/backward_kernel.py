@@ -8,7 +8,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
 
     role       warps         does
     (default)  4             with COUNTED: casts, see `kernels.hopper.backward_counted`; else nothing
-    consumer   4 x 2         all matmuls; stages dQ, dV and dK for the writer; unless LATE stores dV
+    consumer   4 x 2         all matmuls; stages dQ, dV and dK for the writer; unless LATE stores dV, if KEEP dK
     loader     1             TMA loads of K, V, Q, dO, and of each block's lse and delta
     writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK, if LATE dV
 
@@ -28,7 +28,8 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
                      been read, or the partial is there
     full             the consumer, having filled the slot; writer
                      LATE: after the next step's dS
-    named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS)
+    named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS; KEEP: at the
+                                                           tile's end)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
 

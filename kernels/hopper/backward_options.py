@@ -90,7 +90,7 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
-    """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. Looks at mean lengths only."""
+    """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. By mean and longest lengths."""
     longest_q, longest_k = problem.layout_q.max_seqlen, problem.layout_k.max_seqlen
     if problem.head_dim == 64:
         return SHORT_GAP if problem.broadcast_q else _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
