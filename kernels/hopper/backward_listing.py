@@ -151,10 +151,12 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
             untouched &= ~shared[:, None]
         tl.store(record + 4, untouched.to(tl.int32), mask=some)
         tl.store(record + 5, tl.where(shared[:, None], at, -1), mask=some)
-    rest = table + (used + b) * BLOCK_FIELDS  # fewer than a sequence each
-    some = inside & (used + b < num_blocks)
-    for field in tl.static_range(BLOCK_FIELDS):
-        tl.store(rest + field, b * 0 + (-1 if field == 5 else 0), mask=some)
+    # fewer than a sequence each, unless rows follow the last sequence or one is longer than was said
+    for rest0 in tl.range(used, num_blocks, batch, num_stages=1):
+        rest = table + (rest0 + b) * BLOCK_FIELDS
+        some = inside & (rest0 + b < num_blocks)
+        for field in tl.static_range(BLOCK_FIELDS):
+            tl.store(rest + field, b * 0 + (-1 if field == 5 else 0), mask=some)
 
 
 @triton.jit

@@ -35,6 +35,10 @@ def make(lengths_q, lengths_k, mask=MASKS[0], heads_q=2, heads_kv=2, broadcast=0
     return JaggedProblem(layout_q, layout_k, heads_q, heads_kv, 128, torch.bfloat16, 0.1, mask, bool(broadcast))
 
 
+def make_of(layout):
+    return JaggedProblem(layout, layout, 2, 2, 128, torch.bfloat16, 0.1)
+
+
 def built(problem, options, order="zigzag", sms=5, block_m=64):
     """Tables as `BackwardSchedule` has them, without the rows that only round them up; reads of unwritten memory and
     double writes are errors."""
@@ -107,6 +111,21 @@ def test_partial_dq_has_a_place_of_its_own(pairs, mask, options):
                     else:
                         assert at < known.shared_at
                         assert users.setdefault(at, program) == program
+
+
+@pytest.mark.parametrize(("lengths", "more_rows", "longest"), [([300, 64], 400, 300), ([1500, 70], 0, 512),
+                                                               ([520, 300, 520, 640, 70], 0, 512)])
+def test_blocks_that_are_not_there_are_said_to_be_none(lengths, more_rows, longest):
+    """Rows after the last sequence, and a longest length that is too small: nothing may read what wasn't written."""
+    offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    layout = JaggedLayout(offsets, total=sum(lengths) + more_rows, max_seqlen=longest)
+    with Simulator(sms=2):
+        plan = device_plan(make_of(layout), HopperBackwardOptions(), "zigzag", 5, 64, 128, 0)
+    blocks = plan.blocks[:plan.known.num_blocks * BLOCK_FIELDS].view(-1, BLOCK_FIELDS)
+    used = sum(-(-min(length, longest) // 64) for length in lengths)
+    assert plan.known.num_blocks > used + len(lengths)
+    assert not blocks[used:, :5].any()
+    assert (blocks[used:, 5] == -1).all()
 
 
 def test_a_window_longer_than_everything():
