@@ -69,7 +69,7 @@ def _move(tile: View, loads: bool) -> None:
 
 def local_load(src: View, token: Any = None, layout: Any = None, relaxed: bool = False) -> Any:
     """A ghost of the tile; integers have their values."""
-    tile = src.one()
+    tile = src.one(folded=True)
     _move(tile, True)
     if not torch_dtype(tile.dtype).is_floating_point:
         return tlx_memory.local_load(src, token, layout, relaxed)
@@ -78,7 +78,7 @@ def local_load(src: View, token: Any = None, layout: Any = None, relaxed: bool =
 
 def local_store(dst: View, src: Any) -> None:
     """Nothing is written, but for integers with values."""
-    tile = dst.one()
+    tile = dst.one(folded=True)
     if isinstance(src, Pending):
         src.refuse()
     if list(src.shape) != list(tile.shape) or src.dtype != torch_dtype(tile.dtype):
