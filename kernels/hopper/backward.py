@@ -52,8 +52,10 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     if problem.broadcast_q and not mask.is_full:
         acc.zero_()  # a CTA's first tile doesn't touch all blocks
     counts = counted(problem, chosen)
-    counters = torch.empty((heads * known.num_blocks,), dtype=torch.int32, device=device) if counts else plan.blocks
-    launch = _launchers(problem, chosen, device)
+    counters = plan.counters
+    if counts:
+        counters = torch.empty((heads * known.num_blocks,), dtype=torch.int32, device=device)
+    launch = _launchers(problem, chosen, known.turns, known.pairs, device)
     launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, counters if counts else acc, plan.blocks,
                    known.num_blocks, problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
     left, right = problem.window_bounds
@@ -66,7 +68,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
-    elif known.shared_blocks and not counts:
+    elif known.shared_blocks and not (counts or known.turns):
         launch.cast((known.num_blocks, heads), acc, dq, plan.blocks, row_stride, known.shared_at, known.shared_blocks,
                     problem.softmax_scale)
     return dq, dk, dv
@@ -83,17 +85,20 @@ class _Launchers:
 _LAUNCHERS: dict[Hashable, _Launchers] = {}
 
 
-def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, device: torch.device) -> _Launchers:
+def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool, pairs: bool,
+               device: torch.device) -> _Launchers:
     """The launchers of a variant for one kind of problem."""
     key = (options, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
-           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options), device)
+           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options), turns,
+           pairs, device)
     if key not in _LAUNCHERS:
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
             Launcher(prepare_kernel, {**blocks, "COUNTED": counted(problem, options)}, small),
-            Launcher(jagged_backward, kernel_constants(problem, options),
-                     {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options)}),
+            Launcher(jagged_backward, kernel_constants(problem, options, turns, pairs),
+                     {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options) or turns,
+                      **({"ctas_per_cga": (2, 1, 1)} if pairs else {})}),
             Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS, "SPREAD": True}, small),
             Launcher(cast_kernel, {**blocks, "SPREAD": True}, small))
     return _LAUNCHERS[key]
@@ -104,15 +109,17 @@ def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
             and problem.group_size == 1 and problem.mask.is_full)
 
 
-def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions) -> dict[str, int | bool]:
-    """The main kernel's compile-time constants."""
+def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool,
+                     pairs: bool) -> dict[str, int | bool]:
+    """The main kernel's compile-time constants; ``turns``, ``pairs``: of the schedule's `Bounds`."""
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
-            "ROTATE": options.rotate and not problem.broadcast_q, "COUNTED": counted(problem, options),
-            "SKIP": options.skip_half, "REGISTERS": 232}
+            "ROTATE": options.rotate and not problem.broadcast_q and not pairs, "COUNTED": counted(problem, options),
+            "SKIP": options.skip_half, "SERPENTINE": options.serpentine and not problem.broadcast_q,
+            "TURNS": turns, "PAIR": pairs, "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

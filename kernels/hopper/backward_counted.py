@@ -71,6 +71,21 @@ def count_add(counter):
 
 
 @triton.jit
+def count_tile(counter):
+    """A one-warp task counts a tile, all of whose dQ is complete."""
+    return tl.inline_asm_elementwise("""
+    {
+    .reg .pred %p;
+    .reg .b32 %lane;
+    bar.warp.sync 0xffffffff;
+    mov.u32 %lane, %laneid;
+    setp.eq.s32 %p, %lane, 0;
+    @%p red.release.gpu.global.add.s32 [$1], 1;
+    mov.u32 $0, 0;
+    }""", "=r,l", [counter], tl.int32, False, 1)
+
+
+@triton.jit
 def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, scale, GROUP: tl.constexpr,
                  BLOCK_M: tl.constexpr, D: tl.constexpr, HINTS: tl.constexpr):
     """The idle warps of a CTA cast the blocks that its tiles' records leave to them: dq = scale * accumulator."""

@@ -7,6 +7,9 @@ Tiles, order and ownership are those of `kernels.hopper.backward_schedule`, whos
 - `order_kernel`: the place of each sequence in the order, by comparing it with all others; its items; its blocks of Q.
 - `deal_kernel`: one program for each CTA of the main kernel counts the tiles of the CTAs before it and writes its own.
 
+Where tiles take turns, a sequence that isn't owned has its items in three places: the tiles that open, one a head, are
+before all else, and those that close behind all else. Where pairs of CTAs do all tiles, items are dealt to the pairs.
+
 What the host allocates and launches is bounded by totals and longest lengths. A shared block's place in the
 accumulator is its place among all blocks of Q; blocks past the last have no rows.
 """
@@ -78,22 +81,29 @@ def measure_kernel(cu_q, cu_k, ranks, items, blocks, batch, longest_q, longest_k
     tl.store(blocks + b, q_blocks, mask=inside)
 
 
-@triton.jit(do_not_specialize=["batch", "longest_q", "longest_k", "owned_blocks", "owned_steps", "right", "num_blocks"])
-def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, item_sequences, item_sizes, counts, table,
-                 batch, longest_q, longest_k, owned_blocks, owned_steps, right, num_blocks, BLOCK_M: tl.constexpr,
-                 BLOCK_N: tl.constexpr, HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr, COUNTED: tl.constexpr,
-                 SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
+@triton.jit(do_not_specialize=["batch", "longest_q", "longest_k", "owned_blocks", "owned_steps", "right", "num_blocks",
+                               "heads"])
+def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_opens, first_blocks, item_sequences, item_sizes,
+                 counts, table, counters, batch, longest_q, longest_k, owned_blocks, owned_steps, right, num_blocks,
+                 heads, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_RIGHT: tl.constexpr, BROADCAST: tl.constexpr,
+                 COUNTED: tl.constexpr, TURNS: tl.constexpr, SEQUENCES: tl.constexpr, CHUNK: tl.constexpr,
+                 WIDTH: tl.constexpr):
     """Writes each sequence's first item and block, its items (sequence and tiles), and its rows of ``table``.
 
-    ``counts`` int32 [1] gets the number of items; ``table`` int32 [num_blocks, 6] is `BackwardSchedule.blocks`.
+    ``counts`` int32 [1] gets the number of items; ``table`` int32 [num_blocks, 6] is `BackwardSchedule.blocks`. TURNS
+    alone: ``counts`` int32 [2] also gets the number of items that open, ``first_opens`` int32 [batch] the first of each
+    sequence (``first_items`` is then that of its others, but for those that close), and ``counters`` int32
+    [batch, heads] zeros.
     """
     b = tl.program_id(0) * SEQUENCES + tl.arange(0, SEQUENCES)
     inside = b < batch
     rank = tl.load(ranks + b, mask=inside, other=0)
     earlier_items = tl.zeros([SEQUENCES, CHUNK], tl.int32)
     earlier_blocks = tl.zeros([SEQUENCES, CHUNK], tl.int32)
+    earlier_opens = tl.zeros([SEQUENCES, CHUNK], tl.int32)
     all_items = tl.zeros([CHUNK], tl.int32)
     all_blocks = tl.zeros([CHUNK], tl.int32)
+    all_opens = tl.zeros([CHUNK], tl.int32)
     for other0 in tl.range(0, batch, CHUNK, num_stages=1):
         other = other0 + tl.arange(0, CHUNK)
         valid = other < batch
@@ -106,13 +116,29 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
         earlier_blocks += tl.where(before, other_blocks[None, :], 0)
         all_items += other_items
         all_blocks += other_blocks
+        if TURNS:
+            other_opens = tl.where(other_items > heads, heads, 0)  # an owned one has an item a head
+            earlier_opens += tl.where(precedes, other_opens[None, :], 0)
+            all_opens += other_opens
     first_item = tl.sum(earlier_items, 1)
     first_block = tl.sum(earlier_blocks, 1)
     used = tl.sum(all_blocks, 0)
+    opens, first_open, first_close = used * 0, first_item * 0, first_item * 0
+    if TURNS:
+        opens, first_open = tl.sum(all_opens, 0), tl.sum(earlier_opens, 1)
+        first_item += opens - 2 * first_open
+        first_close = tl.sum(all_items, 0) - opens + first_open
+        tl.store(first_opens + b, first_open, mask=inside)
+        for head0 in tl.range(0, heads, WIDTH, num_stages=1):
+            head = head0 + tl.arange(0, WIDTH)[None, :]
+            tl.store(counters + b[:, None] * heads + head, b[:, None] * 0 + head * 0,
+                     mask=inside[:, None] & (head < heads))
     tl.store(first_items + b, first_item, mask=inside)
     tl.store(first_blocks + b, first_block, mask=inside)
     if tl.program_id(0) == 0:
         tl.store(counts, tl.sum(all_items, 0))
+        if TURNS:
+            tl.store(counts + 1, opens)
 
     q_start, len_q = lengths_of(cu_q, b, inside, longest_q)
     _k_start, len_k = lengths_of(cu_k, b, inside, longest_k)
@@ -124,6 +150,10 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
         place = place0 + tl.arange(0, WIDTH)[None, :]
         some = place < count[:, None]  # [SEQUENCES, WIDTH]
         at = first_item[:, None] + place
+        if TURNS:
+            mine = tl.where(count > heads, heads, 0)[:, None]  # items that open, and as many that close
+            late = tl.where(place < 2 * mine, first_close[:, None] + place - mine, at - 2 * mine)
+            at = tl.where(place < mine, first_open[:, None] + place, late)
         tl.store(item_sequences + at, b[:, None] + place * 0, mask=some)
         tl.store(item_sizes + at, size[:, None] + place * 0, mask=some)
 
@@ -135,8 +165,9 @@ def order_kernel(cu_q, cu_k, ranks, items, blocks, first_items, first_blocks, it
     q_from = q_start
     if BROADCAST:
         low = low * 0
-        shared = k_blocks < 0
         q_from = q_start * 0
+    if BROADCAST or TURNS:
+        shared = k_blocks < 0
     for block0 in tl.range(0, tl.max(q_blocks, 0), WIDTH, num_stages=1):
         block = block0 + tl.arange(0, WIDTH)[None, :]
         some = block < q_blocks[:, None]
@@ -168,41 +199,80 @@ def _owner(item, workers, ZIGZAG: tl.constexpr):
     return worker
 
 
+@triton.jit
+def _item(turn, worker, workers, ZIGZAG: tl.constexpr):
+    """The item that a worker is dealt in a turn; there may be none of that number in the last turn."""
+    place = worker + turn * 0
+    if ZIGZAG:
+        place = tl.where(turn % 2 == 1, workers - 1 - worker, worker)
+    return turn * workers + place
+
+
 @triton.jit(do_not_specialize=["workers", "longest_q", "longest_k", "owned_blocks", "owned_steps", "left", "right",
-                               "group", "scratch", "shared_at", "shared_blocks", "acc_group"])
-def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_sizes, counts, bounds, tiles, workers,
-                longest_q, longest_k, owned_blocks, owned_steps, left, right, group, scratch, shared_at, shared_blocks,
-                acc_group, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
+                               "group", "scratch", "shared_at", "shared_blocks", "acc_group", "heads"])
+def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequences, item_sizes, counts, bounds, tiles,
+                workers, longest_q, longest_k, owned_blocks, owned_steps, left, right, group, scratch, shared_at,
+                shared_blocks, acc_group, heads, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
                 HAS_RIGHT: tl.constexpr, ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, COUNTED: tl.constexpr,
-                ORDERED: tl.constexpr, CHUNK: tl.constexpr, TURNS: tl.constexpr):
+                ORDERED: tl.constexpr, TURNS: tl.constexpr, PAIRS: tl.constexpr, ROTATE: tl.constexpr,
+                SERPENTINE: tl.constexpr, CHUNK: tl.constexpr, ROUNDS: tl.constexpr):
     """Writes the tiles of one CTA and its end in ``bounds``; the last CTA also a record of zeros behind all tiles.
 
-    ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head. ORDERED: tiles that are counted
-    add in the order in which they were dealt.
+    ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head; or with PAIRS, so many pairs of
+    CTAs do. ORDERED: tiles that are counted add in the order in which they were dealt. ROTATE and SERPENTINE mean
+    something with PAIRS alone. ROUNDS is even.
     """
     program = tl.program_id(0)
     worker = program % workers
+    copy = program // workers
+    rank = program % 2  # PAIRS: in the pair
+    if PAIRS:
+        worker = program // 2
+        copy = program * 0
     num_items = tl.load(counts)
     before = tl.zeros([CHUNK], tl.int32)
     total = tl.zeros([CHUNK], tl.int32)
     for item0 in tl.range(0, num_items, CHUNK, num_stages=1):
         item = item0 + tl.arange(0, CHUNK)
         size = tl.load(item_sizes + item, mask=item < num_items, other=0)
-        before += tl.where(_owner(item, workers, ZIGZAG) < worker, size, 0)
+        owner = _owner(item, workers, ZIGZAG)
+        before += tl.where(owner < worker, size, 0)
         total += size
-    begin = tl.sum(before, 0) + program // workers * tl.sum(total, 0)
+        if PAIRS:
+            of_rank0 = size // 2 + tl.where(item // workers % 2 == 0, size % 2, 0)
+            before += tl.where((owner == worker) & (rank == 1), of_rank0, 0)
+    begin = tl.sum(before, 0) + copy * tl.sum(total, 0)
     if program == 0:
         tl.store(bounds, 0)
-    turn = tl.arange(0, TURNS)
+    round_ = tl.arange(0, ROUNDS)
     at = begin
-    for turn0 in tl.range(0, tl.cdiv(num_items, workers), TURNS, num_stages=1):
-        place = worker + turn * 0
-        if ZIGZAG:
-            place = tl.where((turn0 + turn) % 2 == 1, workers - 1 - worker, worker)
-        item = (turn0 + turn) * workers + place
-        some = item < num_items
+    rounds = tl.cdiv(num_items, workers)
+    if PAIRS:  # places in the list: two to a couple, so perhaps one too many
+        last = rounds - 1
+        couples = (rounds - (_item(last, worker, workers, ZIGZAG) >= num_items).to(tl.int32) + 1) // 2
+        rounds = 2 * couples
+        first_couple = couples * 0
+        if ROTATE:
+            first_couple = couples * (worker * 37 % 64) // 64
+    for round0 in tl.range(0, rounds, ROUNDS, num_stages=1):
+        turn = round0 + round_
+        listed = turn < rounds
+        if PAIRS:
+            turn = (turn // 2 + first_couple) % tl.maximum(couples, 1) * 2 + turn % 2
+        item = _item(turn, worker, workers, ZIGZAG)
+        some = listed & (item < num_items)
         size = tl.load(item_sizes + item, mask=some, other=0)
-        first = at + tl.sum(tl.where(turn[None, :] < turn[:, None], size[None, :], 0), 1)
+        if PAIRS:  # of the item's tiles, those in this list: half, and maybe the one ahead of the couple's rounds
+            tiles_of_item = size
+            odd = size % 2
+            single = tl.where(turn % 2 == rank, odd, 0)
+            size = size // 2 + single
+            earlier = round_[None, :] // 2 < round_[:, None] // 2  # couples
+            couple_at = at + tl.sum(tl.where(earlier, size[None, :], 0), 1)
+            own = round_[None, :] // 2 == round_[:, None] // 2
+            ahead = tl.where(round_[None, :] < round_[:, None], (size - single)[None, :], 0) + single[None, :]
+            rounds_at = couple_at + tl.sum(tl.where(own, ahead, 0), 1)
+        first = at + tl.sum(tl.where(round_[None, :] < round_[:, None], size[None, :], 0), 1)
         at += tl.sum(size, 0)
         b = tl.load(item_sequences + item, mask=some, other=0)
         q_start, len_q = lengths_of(cu_q, b, some, longest_q)
@@ -215,7 +285,17 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
         tile0 = tl.where(owned, 0, number % tl.maximum(k_blocks, 1))
         if COUNTED:  # from the last tile to the first
             tile0 = tl.where(owned, 0, k_blocks - 1 - tile0)
+        if TURNS:
+            opens = tl.load(counts + 1)
+            closing = item - (num_items - opens)  # place among the items that close
+            ends = (item < opens) | (closing >= 0)
+            number_of_end = tl.where(closing >= 0, closing, item) - tl.load(first_opens + b, mask=some, other=0)
+            middles = tl.maximum(k_blocks - 2, 1)
+            head = tl.where(ends, number_of_end, tl.where(owned, number, number // middles))
+            tile0 = tl.where(ends, (closing >= 0).to(tl.int32), tl.where(owned, 0, 2 + number % middles))
         acc_block = tl.where(owned, program * scratch, shared_at + head * group * shared_blocks + row_block)
+        if PAIRS:
+            acc_block = (2 * worker + turn % 2) * scratch
         if BROADCAST:
             head = head * 0 + program // workers
             acc_block = head * 0 + program * group * acc_group
@@ -223,6 +303,11 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
             tile = tile0 + i
             record = tiles + (first + i) * FIELDS
             here = i < size
+            if PAIRS:
+                round_of_item = i - single
+                alone = round_of_item < 0
+                tile = tl.where(alone, 0, odd + 2 * round_of_item + rank)
+                record = tiles + tl.where(alone, couple_at, rounds_at + round_of_item) * FIELDS
             low, steps = _steps(tile, len_q, len_k, left, right, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT)
             row = tile * BLOCK_N
             shift = len_k - len_q
@@ -252,8 +337,18 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
                 firsts = tl.where(owned, tl.maximum(end0 - low, 0), NEVER)
                 stores = tl.minimum(tl.maximum(start1 - low, 0), steps)
                 lasts = tl.where(owned, stores, 0)
+                if TURNS:  # the first tile opens, the second closes
+                    firsts = tl.where(tile > 0, firsts, 0)
+                    lasts = tl.where(tile == 0, stores, tl.where((tile == 1) & ~owned, steps, lasts))
                 after = owned & after
                 group_blocks = tl.where(owned, q_blocks, shared_blocks)
+            partials = tl.minimum(lasts, firsts)
+            if PAIRS:
+                place_in_item = tl.where(alone, 0, odd + round_of_item)
+                firsts = steps * 0
+                partials = tl.where(place_in_item > 0, steps, 0)
+                lasts = tl.where(place_in_item == (tiles_of_item - 1) // 2, steps, 0)
+                after = partials > 0
             q_from = q_start
             if BROADCAST:
                 q_from = q_start * 0
@@ -267,7 +362,7 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
             tl.store(record + 7, cut_end, mask=here)
             tl.store(record + 8, cut_from, mask=here)
             tl.store(record + 9, low, mask=here)
-            tl.store(record + 10, tl.minimum(lasts, firsts), mask=here)
+            tl.store(record + 10, partials, mask=here)
             tl.store(record + 11, firsts, mask=here)
             tl.store(record + 12, lasts, mask=here)
             tl.store(record + 13, head, mask=here)
@@ -291,6 +386,16 @@ def deal_kernel(cu_q, cu_k, first_items, first_blocks, item_sequences, item_size
                 tl.store(record + 20, tl.where(owned, 0, casts), mask=here)
                 tl.store(record + 21, tl.where(owned, 0, touched), mask=here)
                 tl.store(record + 22, tl.where(owned, 0, wanted), mask=here)
+            if TURNS:
+                wanted = tl.where(tile == 1, k_blocks - 1, 1)
+                tl.store(record + 22, tl.where(owned | (tile == 0), 0, wanted), mask=here)
+                tl.store(record + 23, tl.where(owned, -1, b * heads + head), mask=here)
+            if PAIRS:
+                back = place_in_item % 2
+                if not SERPENTINE:
+                    back = back * 0
+                tl.store(record + 18, tl.where(alone, 0, 1 + rank), mask=here)
+                tl.store(record + 19, back, mask=here)
     tl.store(bounds + program + 1, at)
     if program == tl.num_programs(0) - 1:
         for field in tl.static_range(FIELDS):

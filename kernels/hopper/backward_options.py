@@ -31,6 +31,7 @@ class HopperBackwardOptions:
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
         skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
+        serpentine: every second tile of an owned sequence walks Q backwards, so that L2 still has what comes first.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
         keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
             mask or groups, D = 128; elsewhere it does nothing.
@@ -39,6 +40,11 @@ class HopperBackwardOptions:
             own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
         counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
             pass. Without ``rotate``; with a left window or broadcast-Q it does nothing.
+        turns: the tiles of a sequence that is not owned take turns, see `kernels.hopper.backward_schedule`: no zeroing,
+            no cast pass. Without ``counted`` and ``rotate``; it does nothing where `takes_turns` there says no.
+        pairs: two CTAs of a cluster do two KV blocks of an owned sequence at a time, and the dQ of both goes through
+            memory once, see `kernels.hopper.backward_schedule`. Without ``counted`` and ``turns``; it does nothing
+            where `takes_pairs` there says no.
         deterministic: equal calls give equal bits: every sequence is left to one CTA, or with ``counted``, where there
             is no mask, those that are not owned add in a fixed order.
     """
@@ -51,17 +57,24 @@ class HopperBackwardOptions:
     dk_first: bool = True
     skip_half: bool = False
     l2_hints: bool = False
+    serpentine: bool = False
     rotate: bool = False
     keep_dq: bool = False
     direct_dq: bool = True
     owned_blocks: int = 4
     counted: bool = False
+    turns: bool = False
+    pairs: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         check_switches(self, _ALLOWED, lambda allowed: f"{allowed[0]} to {allowed[-1]}")
         if self.counted and self.rotate:
             raise ValueError("counted: not with rotate")
+        if self.turns and (self.counted or self.rotate):
+            raise ValueError(f"turns: not with {'counted' if self.counted else 'rotate'}")
+        if self.pairs and (self.counted or self.turns):
+            raise ValueError(f"pairs: not with {'counted' if self.counted else 'turns'}")
 
     @classmethod
     def make(cls, values: Mapping[str, object]) -> HopperBackwardOptions:
@@ -72,10 +85,10 @@ class HopperBackwardOptions:
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
-        parts = [stages, "dk" * self.dk_first, "skip" * self.skip_half, "l2" * self.l2_hints, "rot" * self.rotate,
-                 "keep" * self.keep_dq,
+        parts = [stages, "dk" * self.dk_first, "skip" * self.skip_half, "l2" * self.l2_hints,
+                 "serp" * self.serpentine, "pair" * self.pairs, "rot" * self.rotate, "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
-                 "det" * self.deterministic]
+                 "turn" * self.turns, "det" * self.deterministic]
         return "-".join(part for part in parts if part)
 
 
@@ -92,14 +105,19 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
     """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. By mean and longest lengths."""
     longest_q, longest_k = problem.layout_q.max_seqlen, problem.layout_k.max_seqlen
-    if problem.head_dim == 64:
-        return SHORT_GAP if problem.broadcast_q else _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False)
+    if problem.head_dim == 64 and problem.broadcast_q:
+        return SHORT_GAP
     if problem.broadcast_q:
         return _with(SHORT_GAP, dk_first=True, keep_dq=True) if longest_q <= 64 else _with(DEFAULT, l2_hints=True)
     short = longest_k <= 1024
+    if problem.head_dim == 64:
+        return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False, serpentine=short, turns=True)
     if not problem.mask.is_full:
-        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short)
+        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short,
+                     serpentine=short and problem.mask.left is None)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
     # hints were measured up to 1,024 keys; CTAs that walk alone gain by rotation, tiles of one sequence lose by it
-    return _with(DEFAULT, l2_hints=short, rotate=longest_k <= 512, skip_half=typical <= 512)
+    two_blocks = 128 < longest_k <= 256 and problem.layout_k.total > 192 * problem.batch  # for most sequences
+    return _with(DEFAULT, l2_hints=short, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=short,
+                 turns=longest_k > 512, pairs=two_blocks and problem.group_size == 1)

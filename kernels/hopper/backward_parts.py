@@ -42,6 +42,13 @@ def tile_at(place, begin, end, start, ROTATE: tl.constexpr):
 
 
 @triton.jit
+def first_slot(n_kv, NUM_KV: tl.constexpr, LATE: tl.constexpr):
+    """The first slot of a tile's K. LATE: K and V change places with every tile, see `backward_kernel`."""
+    slot = (n_kv % 2 if LATE else n_kv % NUM_KV) * 2
+    return opaque(slot)
+
+
+@triton.jit
 def steps_with_keys(record, steps):
     """Consumer 1's steps with keys in a tile: all, or none if the sequence ends in the first 64 rows."""
     return tl.where(tl.load(record + 4) - tl.load(record + 5) <= HALF, 0, steps)
@@ -68,7 +75,7 @@ def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr
 
 @triton.jit
 def make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
-                STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
+               STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
     """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
 
     ``NEWER``: stores issued since the slots' last ones.

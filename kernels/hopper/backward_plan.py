@@ -9,7 +9,7 @@ import torch
 
 from kernels.hopper.backward_listing import deal_kernel, measure_kernel, order_kernel
 from kernels.hopper.backward_options import HopperBackwardOptions
-from kernels.hopper.backward_schedule import FIELDS, counted, ownership
+from kernels.hopper.backward_schedule import FIELDS, counted, ownership, takes_pairs, takes_turns
 from kernels.hopper.forward_schedule import most_tiles
 from kernels.launch import Launcher
 from kernels.problem import JaggedProblem
@@ -32,6 +32,8 @@ class Bounds(NamedTuple):
         shared_at, shared_blocks: see `BackwardSchedule`; no sequence can be shared if ``shared_blocks`` is 0.
         acc_group: broadcast-Q: blocks of Q.
         acc_blocks: blocks of BLOCK_M rows in the accumulator.
+        turns: see `kernels.hopper.backward_schedule.takes_turns`.
+        pairs: see `kernels.hopper.backward_schedule.takes_pairs`; ``programs`` is then even.
     """
 
     programs: int
@@ -45,15 +47,24 @@ class Bounds(NamedTuple):
     shared_blocks: int
     acc_group: int
     acc_blocks: int
+    turns: bool
+    pairs: bool
 
 
 class DevicePlan(NamedTuple):
-    """`Bounds` and tables on the device: int32 ``tiles [.., 24]``, ``bounds [programs + 1]``, ``blocks [.., 6]``."""
+    """`Bounds` and tables on the device: int32 ``tiles [.., 24]``, ``bounds [programs + 1]``, ``blocks [.., 6]``.
+
+    ``counters [batch * heads_kv]`` of tiles that take turns are zeros, and again after each launch of the main kernel;
+    without turns it is one number that means nothing. Of the fields of ``tiles``, those from `STORES` to `WANTED` are
+    written where tiles are counted, `WANTED` and `COUNTER` where they take turns, `ROLE` and `BACK` where they are
+    done by pairs.
+    """
 
     known: Bounds
     tiles: torch.Tensor
     bounds: torch.Tensor
     blocks: torch.Tensor
+    counters: torch.Tensor
 
 
 def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, block_m: int, block_n: int) -> Bounds:
@@ -66,7 +77,8 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
     if problem.broadcast_q:
         copies = max(1, min(sms // heads, -(-layout_k.total // block_n)))  # every copy has a tile
         acc_blocks = heads * copies * group * longest_q
-        return Bounds(heads * copies, copies, 0, 0, num_blocks, num_tiles, 0, 0, 0, longest_q, acc_blocks)
+        return Bounds(heads * copies, copies, 0, 0, num_blocks, num_tiles, 0, 0, 0, longest_q, acc_blocks,
+                      False, False)
     programs = min(sms, num_tiles)
     owned_blocks, owned_steps = ownership(problem, options, programs, block_m, block_n)
     if layout_q.on_host and layout_k.on_host:
@@ -84,9 +96,13 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
         most_steps = longest_q * min(longest_k, owned_blocks)
         all_owned = longest_k <= owned_blocks and (longest_k <= 1 or most_steps <= owned_steps)
     shared_blocks = 0 if all_owned else num_blocks
+    turns = takes_turns(problem, options, programs)
+    pairs = takes_pairs(problem, options, programs, block_m, block_n)
+    programs -= programs % 2 if pairs else 0
     return Bounds(programs, 0, owned_blocks, owned_steps, num_blocks, num_tiles, partial * group,
                   programs * partial * group, shared_blocks, 0,
-                  programs * partial * group + problem.num_heads_q * shared_blocks)
+                  programs * partial * group + problem.num_heads_q * shared_blocks,
+                  turns, pairs)
 
 
 def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, sms: int, block_m: int,
@@ -98,32 +114,37 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
     layout_q, layout_k, mask = problem.layout_q, problem.layout_k, problem.mask
     partner = layout_q.max_seqlen if problem.broadcast_q else None if layout_q is layout_k else layout_q
     counting = counted(problem, options)
+    pairing = options.pairs and (options.rotate, options.serpentine, options.kv_stages, options.dq_stages,
+                                 problem.head_dim)
     key = ("hopper backward", partner, problem.broadcast_q, problem.num_heads_q, problem.num_heads_kv, mask,
-           options.direct_dq, options.owned_blocks, options.deterministic, counting, order, sms, block_m, block_n,
-           stream)
+           options.direct_dq, options.owned_blocks, options.deterministic, counting, options.turns, pairing, order, sms,
+           block_m, block_n, stream)
 
     def build() -> DevicePlan:
         known = bounds(problem, options, sms, block_m, block_n)
-        batch, device = layout_k.batch, layout_k.device
+        batch, device, heads = layout_k.batch, layout_k.device, problem.num_heads_kv
+        opening, turning = (batch, batch * heads) if known.turns else (1, 1)
         sizes = [4 * -(-size // 4) for size in (  # 16-byte aligned each
-            batch, batch, batch, batch, batch, known.num_tiles, known.num_tiles, 1, known.programs + 1,
-            known.num_blocks * BLOCK_FIELDS, (known.num_tiles + 1) * FIELDS)]
+            batch, batch, batch, batch, opening, batch, known.num_tiles, known.num_tiles, 2, known.programs + 1,
+            known.num_blocks * BLOCK_FIELDS, (known.num_tiles + 1) * FIELDS, turning)]
         memory = torch.empty((sum(sizes),), dtype=torch.int32, device=device)
-        (ranks, items, blocks_of, first_items, first_blocks, sequences, tiles_of, counts, ends, blocks,
-         tiles) = torch.split_with_sizes(memory, sizes)
+        (ranks, items, blocks_of, first_items, first_opens, first_blocks, sequences, tiles_of, counts, ends, blocks,
+         tiles, counters) = torch.split_with_sizes(memory, sizes)
         left, right = problem.window_bounds
         limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
         launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
-                            problem.broadcast_q, counting, options.deterministic, device)
+                            problem.broadcast_q, counting, options.deterministic, known.turns, known.pairs,
+                            known.pairs and options.rotate, known.pairs and options.serpentine, device)
         launch.measure((-(-batch // 128), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of, batch,
-                       *limits, left, right, problem.group_size, 1 if problem.broadcast_q else problem.num_heads_kv)
+                       *limits, left, right, problem.group_size, 1 if problem.broadcast_q else heads)
         launch.order((-(-batch // SEQUENCES), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of,
-                     first_items, first_blocks, sequences, tiles_of, counts, blocks, batch, *limits, right,
-                     known.num_blocks)
-        launch.deal((known.programs, 1), layout_q.cu_seqlens, layout_k.cu_seqlens, first_items, first_blocks, sequences,
-                    tiles_of, counts, ends, tiles, known.copies or known.programs, *limits, left, right,
-                    problem.group_size, known.scratch, known.shared_at, known.shared_blocks, known.acc_group)
-        return DevicePlan(known, tiles, ends, blocks)
+                     first_items, first_opens, first_blocks, sequences, tiles_of, counts, blocks, counters, batch,
+                     *limits, right, known.num_blocks, heads)
+        launch.deal((known.programs, 1), layout_q.cu_seqlens, layout_k.cu_seqlens, first_items, first_opens,
+                    first_blocks, sequences, tiles_of, counts, ends, tiles,
+                    known.copies or known.programs // (2 if known.pairs else 1), *limits, left, right,
+                    problem.group_size, known.scratch, known.shared_at, known.shared_blocks, known.acc_group, heads)
+        return DevicePlan(known, tiles, ends, blocks, counters[:turning])
 
     return layout_k.cached(key, build)
 
@@ -136,13 +157,15 @@ class _Launchers(NamedTuple):
 
 @functools.cache
 def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, order: str, broadcast: bool, counting: bool,
-               deterministic: bool, device: torch.device) -> _Launchers:
+               deterministic: bool, turns: bool, pairs: bool, rotate: bool, serpentine: bool,
+               device: torch.device) -> _Launchers:
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     return _Launchers(
         Launcher(measure_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "SORTED": order != "none",
                                   "SEQUENCES": 128}, {"num_warps": 4}),
         Launcher(order_kernel, {**blocks, "HAS_RIGHT": has_right, "BROADCAST": broadcast, "COUNTED": counting,
-                                "SEQUENCES": SEQUENCES, "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
+                                "TURNS": turns, "SEQUENCES": SEQUENCES, "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
         Launcher(deal_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "ZIGZAG": order == "zigzag",
                                "BROADCAST": broadcast, "COUNTED": counting, "ORDERED": counting and deterministic,
-                               "CHUNK": 2048, "TURNS": 64}, {"num_warps": 4}))
+                               "TURNS": turns, "PAIRS": pairs, "ROTATE": rotate, "SERPENTINE": serpentine,
+                               "CHUNK": 2048, "ROUNDS": 64}, {"num_warps": 4}))

@@ -11,8 +11,14 @@ accumulator, others add to them, last ones write dq itself. The tiles of other s
 is added to blocks that start as zero, none is first or last, and a cast follows. Or they are *counted*
 (`kernels.hopper.backward_counted`): dealt from the last to the first, so that a block of Q is stored by the tile dealt
 first of those that touch it (by a mask's diagonal, at the start of its walk), added to by others, and cast by one of
-their CTAs. With broadcast-Q a CTA takes tiles of one head, whose dQ it sums in blocks of its own from the first tile
-on; a sum over CTAs follows.
+their CTAs. Or they take *turns* (`takes_turns`): the tile that opens a sequence (its first) stores dQ, those in the
+middle add to it, and the tile that closes it (its second, which touches all that later ones touch) adds its own and
+writes dq. Or all sequences are owned by *pairs* of CTAs (`takes_pairs`), the programs ``2c`` and ``2c + 1`` of cluster
+``c``, ranks 0 and 1. Within a sequence of ``n`` KV blocks, the first is a *single* tile of one CTA if ``n`` is odd;
+then come rounds of two KV blocks, the lower of them rank 0's, whose dQ the pair sums on chip. A cluster does its
+(sequence, head) items two by two, a couple: first the singles of both, rank 0 that of the earlier item and rank 1 that
+of the other, then the rounds of the earlier item, then those of the other. With broadcast-Q a CTA takes tiles of one
+head, whose dQ it sums in blocks of its own from the first tile on; a sum over CTAs follows.
 """
 
 from __future__ import annotations
@@ -24,9 +30,10 @@ import numpy as np
 from kernels.hopper.backward_options import HopperBackwardOptions
 from kernels.problem import JaggedProblem
 
-FIELDS = 24  # of a tile record, in the order below; the rest is padding
+FIELDS = 24  # of a tile record, in the order below
 Q_START, Q_LEN, OUT_START, K_START, K_LEN, K_ROW, STEPS, CUT_END, CUT_FROM, BLOCK, PARTIALS, FIRST_FROM, LASTS, HEAD, \
-    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF, STORES, CAST_FROM, CASTS, TOUCHED, WANTED = range(23)
+    ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF, STORES, CAST_FROM, CASTS, TOUCHED, WANTED, COUNTER = range(24)
+ROLE, BACK = STORES, CAST_FROM  # of tiles done by pairs
 NEVER = 2**30
 TILE_STEPS = 1.0  # cost of a tile beside its steps, in steps
 
@@ -44,10 +51,17 @@ class BackwardSchedule:
             blocks to a query head ``ACC_GROUP``; ``AFTER_ITSELF``: 1 if the CTA's last tile wrote to these blocks.
             Counted tiles alone: the first ``STORES`` steps store, the others wait for ``WANTED`` tiles; its CTA casts
             ``CASTS`` blocks from ``CAST_FROM`` on, once ``TOUCHED`` tiles are in.
+            Where tiles take turns: a tile's dQ waits until ``WANTED`` tiles of its sequence and head are done (those
+            without steps count too), as the counter ``COUNTER = sequence * heads_kv + head`` says. The closing tile
+            sets it back to 0. ``COUNTER`` is -1 for a tile that takes no turn.
+            Tiles of pairs: ``ROLE`` is 0 for a single, in a round 1 for the tile of rank 0 and 2 for that of rank 1;
+            ``BACK`` is 1 if the walk over Q goes backwards. All steps of a tile are alike: ``FIRST_FROM`` is 0,
+            ``PARTIALS`` is ``STEPS`` in a round with a sum in memory (``AFTER_ITSELF`` is then 1: the cluster wrote
+            it), ``LASTS`` is ``STEPS`` where nothing is added later, and both are 0 elsewhere.
         bounds: ``[programs + 1]``, the tiles of each CTA.
         blocks: ``[num_blocks, 6]``, for each block of Q of each sequence: first row in out, rows of the sequence, first
             row of the block in it, first row of the sequence in dq, 1 if nothing else writes this dq, and the block's
-            place among ``shared_blocks`` (-1 if it has none).
+            place among ``shared_blocks``, -1 if it has none or nobody has to zero and cast it (its tiles take turns).
         acc_blocks: blocks of BLOCK_M rows in the accumulator.
         shared_at: first of them that is shared; block ``s`` of head ``h`` is ``shared_at + h * shared_blocks + s``.
         copies: broadcast-Q: CTAs to each KV head, each with ``group * ACC_GROUP`` blocks, from block 0 on.
@@ -66,7 +80,10 @@ class BackwardSchedule:
 
 def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, programs: int, block_m: int,
           block_n: int = 128) -> BackwardSchedule:
-    """The schedule of a problem for ``programs`` CTAs (with broadcast-Q, for as many as divide among the heads)."""
+    """The schedule of a problem for ``programs`` CTAs (with broadcast-Q, for as many as divide among the heads).
+
+    An odd number of them is one too many where pairs are taken.
+    """
     len_q, len_k = problem.layout_q.lengths, problem.layout_k.lengths
     out_start, k_start = problem.layout_q.offsets[:-1], problem.layout_k.offsets[:-1]
     q_start = np.zeros_like(out_start) if problem.broadcast_q else out_start
@@ -98,8 +115,9 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     records[:, PARTIALS] = np.minimum(lasts, first)
     records[:, CUT_END], records[:, CUT_FROM] = tiles.cut_end, tiles.cut_from
     records[:, AFTER_ITSELF] = mine & (tiles.k_row > 0)
-    counts = counted(problem, options)
+    counts, turns = counted(problem, options), takes_turns(problem, options, programs)
     number, of = tiles.k_row // block_n, k_blocks[seq]
+    opens, closes = turns & ~mine & (number == 0), turns & ~mine & (number == 1)
     if counts:
         stores = np.clip(tiles.last_below - tiles.low, 0, tiles.steps)
         full = problem.mask.is_full  # then all tiles touch all blocks, and share the casts
@@ -109,6 +127,13 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
         for field, values in ((STORES, stores), (CAST_FROM, cast_from), (CASTS, casts),
                               (TOUCHED, of if full else number + 1), (WANTED, wanted)):
             records[:, field] = np.where(mine, 0, values)
+
+    if turns:
+        records[opens, FIRST_FROM] = records[opens, PARTIALS] = 0
+        records[opens, LASTS] = np.clip(tiles.last_below - tiles.low, 0, tiles.steps)[opens]
+        records[:, FIRST_FROM] = np.where(mine | opens, records[:, FIRST_FROM], NEVER)
+        records[closes, LASTS] = records[closes, PARTIALS] = tiles.steps[closes]
+        records[:, WANTED] = np.where(mine | opens, 0, np.where(closes, of - 1, 1))
 
     if problem.broadcast_q:
         return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
@@ -123,18 +148,24 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
         rank = np.zeros(len(cost))
         rank[unit] = highest[seq]
     tile_of_unit = np.split(np.arange(len(seq)), np.flatnonzero(np.diff(unit)) + 1) if len(unit) else []
-    by_rank = np.argsort(-rank, kind="stable") if order != "none" else np.arange(len(cost))
-    by_rank = _adjacent(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, rank, order)
-    items = _with_heads(by_rank, seq[[t[0] for t in tile_of_unit]] if tile_of_unit else by_rank, heads)
-    programs = max(1, min(programs, len(items)))
+    of_unit = np.array([t[0] for t in tile_of_unit], dtype=np.int64)
+    section = np.where(opens, 0, np.where(closes, 2, 1))[of_unit]  # opening tiles are dealt first, closing ones last
+    by_rank = _by_rank(section, seq[of_unit], rank, order)
+    items = _with_heads(by_rank, section * len(len_q) + seq[of_unit], heads)
+    pairs = takes_pairs(problem, options, programs, block_m, block_n)
+    programs = 2 * max(1, min(programs // 2, len(items))) if pairs else max(1, min(programs, len(items)))
     owner = _deal(len(items), programs, order)
     deal = np.argsort(owner, kind="stable")
     pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
-    starts = np.array([t[0] for t in tile_of_unit], dtype=np.int64)
+    starts = of_unit.copy()
     if counts and len(starts):  # from the last tile to the first
         starts += np.where(mine[starts], 0, of[starts] - 1 - 2 * number[starts])
     sizes = np.array([len(t) for t in tile_of_unit], dtype=np.int64)
-    if len(items):
+    if pairs:
+        dealt, program = _in_pairs(records, items, starts, sizes, programs // 2, order, options, scratch)
+        bounds[1:] = np.cumsum(np.bincount(program, minlength=programs))
+        pieces.append(dealt)
+    elif len(items):
         chosen, head = items[deal, 0], items[deal, 1]
         repeat = sizes[chosen]
         before = np.repeat(np.cumsum(repeat) - repeat, repeat)
@@ -146,6 +177,8 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
         in_shared = dealt[:, HEAD] * group * shared_blocks + shared_first[seq[index]]
         dealt[:, ACC_BLOCK] = np.where(is_mine, program * scratch, programs * scratch + in_shared)
         dealt[:, ACC_GROUP] = np.where(is_mine, dealt[:, ACC_GROUP], shared_blocks)
+        if turns:
+            dealt[:, COUNTER] = np.where(is_mine, -1, seq[index] * heads + dealt[:, HEAD])
         bounds[1:] = np.cumsum(np.bincount(program, minlength=programs))
         pieces.append(dealt)
     dealt = np.concatenate(pieces) if pieces else np.zeros((0, FIELDS), dtype=np.int64)
@@ -154,9 +187,9 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     touched = _touched(tiles, row_block, len(table))
     seq_of_block = np.repeat(np.arange(len(len_q)), q_blocks)
     shared_block = shared[seq_of_block]
-    table[:, 4] = ~touched & (~shared_block | counts)
+    table[:, 4] = ~touched & (~shared_block | counts | turns)
     place = np.arange(len(table)) - row_block[seq_of_block]
-    table[:, 5] = np.where(shared_block, shared_first[seq_of_block] + place, -1)
+    table[:, 5] = np.where(shared_block & (not turns), shared_first[seq_of_block] + place, -1)
     return BackwardSchedule(dealt.astype(np.int32), bounds.astype(np.int32), table.astype(np.int32),
                             programs * scratch + problem.num_heads_q * shared_blocks, programs * scratch,
                             shared_blocks, 0, False)
@@ -217,6 +250,38 @@ def counted(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
     return options.counted and allowed and not problem.broadcast_q
 
 
+def takes_turns(problem: JaggedProblem, options: HopperBackwardOptions, programs: int) -> bool:
+    """Whether the tiles of all sequences that aren't owned take turns, with ``programs`` CTAs.
+
+    Not with a left window, as the closing tile has to touch all that those in the middle touch; and not with fewer than
+    two (sequence, KV head) pairs to a CTA, where a CTA would wait for an opening tile.
+
+    Nobody waits in a circle, as long as all CTAs are resident. Number all tiles as they are dealt: those that open,
+    then those in the middle and owned ones, then those that close. A CTA does its own in that order, and counts a tile
+    as done before it waits for another. A tile waits only for tiles of earlier sections. So of the tiles that aren't
+    done, the one dealt first can always go on.
+    """
+    left_out = problem.broadcast_q or options.deterministic or options.counted or options.rotate
+    return (options.turns and options.direct_dq and not left_out and problem.mask.left is None
+            and problem.batch * problem.num_heads_kv >= 2 * programs)
+
+
+def takes_pairs(problem: JaggedProblem, options: HopperBackwardOptions, programs: int, block_m: int,
+                block_n: int) -> bool:
+    """Whether pairs of CTAs do all tiles, with ``programs`` CTAs: only where every sequence is owned, by `ownership`.
+
+    That is decided by totals and longest lengths. What holds for ``programs`` CTAs holds for fewer, down to two.
+    """
+    allowed = (options.pairs and options.direct_dq and not options.deterministic and options.kv_stages == 1
+               and options.dq_stages == 2 and not problem.broadcast_q and problem.mask.is_full
+               and problem.group_size == 1 and problem.head_dim == 128)
+    if not allowed or programs < 2:
+        return False
+    blocks, steps = ownership(problem, options, programs, block_m, block_n)
+    longest_q, longest_k = -(-problem.layout_q.max_seqlen // block_m), -(-problem.layout_k.max_seqlen // block_n)
+    return longest_k <= blocks and longest_q * longest_k <= steps
+
+
 def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: int, block_m: int,
               block_n: int) -> tuple[int, int]:
     """``(blocks, steps)``: what an owned sequence has at most of KV blocks, and of steps for each query head.
@@ -236,19 +301,19 @@ def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: 
     return max(options.owned_blocks, 1), min(int(share / 2), NEVER)
 
 
-def _adjacent(units: np.ndarray, sequence: np.ndarray, rank: np.ndarray, order: str) -> np.ndarray:
-    """Units in order of rank, those of one sequence next to each other."""
-    if order == "none" or not len(units):
-        return units
-    return np.lexsort((np.arange(len(rank)), sequence, -rank))
+def _by_rank(section: np.ndarray, sequence: np.ndarray, rank: np.ndarray, order: str) -> np.ndarray:
+    """Units by section, within it in order of rank, those of one sequence next to each other."""
+    if order == "none":
+        return np.argsort(section, kind="stable")
+    return np.lexsort((np.arange(len(rank)), sequence, -rank, section))
 
 
-def _with_heads(units: np.ndarray, sequence: np.ndarray, heads: int) -> np.ndarray:
-    """``[n, 2]`` of (unit, head): all units of a sequence for one head, then for the next."""
+def _with_heads(units: np.ndarray, together: np.ndarray, heads: int) -> np.ndarray:
+    """``[n, 2]`` of (unit, head): all units with an equal number in ``together`` for one head, then for the next."""
     if not len(units):
         return np.zeros((0, 2), dtype=np.int64)
-    seqs = sequence[units]
-    run = np.cumsum(np.r_[True, seqs[1:] != seqs[:-1]]) - 1
+    numbers = together[units]
+    run = np.cumsum(np.r_[True, numbers[1:] != numbers[:-1]]) - 1
     place = np.arange(len(units))
     all_units = np.tile(units, heads)
     all_heads = np.repeat(np.arange(heads), len(units))
@@ -262,6 +327,39 @@ def _deal(count: int, programs: int, order: str) -> np.ndarray:
     if order == "zigzag":
         owner = np.where(place // programs % 2 == 1, programs - 1 - owner, owner)
     return owner
+
+
+def _in_pairs(records: np.ndarray, items: np.ndarray, starts: np.ndarray, sizes: np.ndarray, clusters: int, order: str,
+              options: HopperBackwardOptions, scratch: int) -> tuple[np.ndarray, np.ndarray]:
+    """The records of all (unit, head) ``items`` as ``clusters`` pairs of CTAs do them, and the CTA of each.
+
+    Unit ``u`` is the ``sizes[u]`` records from ``starts[u]`` on.
+    """
+    owner, turn = _deal(len(items), clusters, order), np.arange(len(items)) // clusters
+    couples = -(-np.bincount(owner, minlength=clusters) // 2)  # of each cluster
+    shift = couples * (np.arange(clusters) * 37 % 64) // 64 if options.rotate else np.zeros_like(couples)
+    place = (turn // 2 - shift[owner]) % couples[owner]  # of an item's couple in the cluster's lists
+
+    count = sizes[items[:, 0]]
+    item = np.repeat(np.arange(len(items)), count)
+    number = np.arange(len(item)) - (np.cumsum(count) - count)[item]  # of the KV block
+    odd, second = count[item] % 2, turn[item] % 2
+    single = number < odd
+    place_in_item = np.where(single, 0, (number + odd) // 2)  # rounds come after the single, two tiles to each
+    rank = np.where(single, second, (number - odd) % 2)
+    tiles = records[starts[items[item, 0]] + number]
+    partial = ~single & (place_in_item > 0)
+    tiles[:, HEAD] = items[item, 1]
+    tiles[:, ROLE] = np.where(single, 0, 1 + rank)
+    tiles[:, BACK] = place_in_item % 2 if options.serpentine else 0
+    tiles[:, AFTER_ITSELF] = partial & (tiles[:, STEPS] > 0)
+    tiles[:, PARTIALS] = np.where(partial, tiles[:, STEPS], 0)
+    tiles[:, LASTS] = np.where(place_in_item == (count[item] - 1) // 2, tiles[:, STEPS], 0)
+    tiles[:, FIRST_FROM] = 0
+    tiles[:, ACC_BLOCK] = (2 * owner[item] + second) * scratch
+    program = 2 * owner[item] + rank
+    deal = np.lexsort((place_in_item, second, ~single, place[item], program))
+    return tiles[deal], program[deal]
 
 
 def _blocks(len_q: np.ndarray, out_start: np.ndarray, q_start: np.ndarray, q_blocks: np.ndarray, row_block: np.ndarray,

@@ -20,9 +20,9 @@ def _partial(staging, ready, ready_phase, partial, KEEP: tl.constexpr):
 
 
 @triton.jit
-def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE: tl.constexpr, KEEP: tl.constexpr,
-               LATE: tl.constexpr):
-    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it.
+def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, hand, DTYPE: tl.constexpr,
+               KEEP: tl.constexpr, LATE: tl.constexpr, PAIR: tl.constexpr):
+    """A consumer's part of dQ to the writer, as dq itself if no other tile adds to it, or of the pair's other CTA.
 
     LATE: the staging is free, and the next fence and arrival are the next step's, so that nobody waits for the stores.
     """
@@ -31,6 +31,10 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE:
     else:
         if not LATE:
             tlx.barrier_wait(ready, ready_phase)
+        if PAIR:  # noqa: SIM102 (one is known to the compiler)
+            if hand.take:
+                dq += load_partial(staging)
+                tlx.barrier_arrive(hand.taken, remote_cta_rank=hand.peer)
         if last:
             tlx.local_store(final, (dq * scale).to(DTYPE))
         else:
@@ -38,14 +42,18 @@ def _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE:
         if not LATE:
             tlx.fence("async_shared")
             tlx.barrier_arrive(full)
+        elif PAIR:  # noqa: SIM102 (one is known to the compiler)
+            if hand.give:  # the other CTA waits for it
+                tlx.fence("async_shared")
+                tlx.barrier_arrive(full)
 
 
 @triton.jit
-def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, q_full, q_empty, q_phase,
-              do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
-              record, left, right, even, pending, full_before, CID: tl.constexpr, DTYPE: tl.constexpr,
-              DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, KEEP: tl.constexpr, LATE: tl.constexpr,
-              HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+def step_128(kv_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, k_slot, v_slot, q_full, q_empty, q_phase,
+             do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2, scale,
+             record, left, right, even, pending, full_before, done_v, v_empty, hand, CID: tl.constexpr,
+             DTYPE: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, KEEP: tl.constexpr,
+             LATE: tl.constexpr, PAIR: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 128: 64 Q rows; a consumer computes half of dQ's columns.
 
     ``cut``: it needs the mask. ``partial``: the staging holds what its dQ is to be added to. ``pending``: the dQ of the
@@ -53,15 +61,17 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     """
     tlx.barrier_wait(q_full, q_phase)
     lse = tlx.local_load(lse_smem)
-    s = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
+    s = tlx.async_dot(kv_smem[k_slot + CID], tlx.local_trans(q))  # [64, 64]
     tlx.barrier_wait(do_full, do_phase)
-    dp = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do))  # [64, 64]
+    dp = tlx.async_dot(kv_smem[v_slot + CID], tlx.local_trans(do))  # [64, 64]
     s = tlx.async_dot_wait(1, s)
     p = tl.math.exp2(s * scale_log2 - lse[None, :])
     if cut:
         p = masked(p, i * 64, record, left, right, CID, 64, HAS_LEFT, HAS_RIGHT)
     p16 = p.to(DTYPE)
     dp = tlx.async_dot_wait(0, dp)
+    if LATE:
+        tlx.barrier_arrive(v_empty, pred=done_v)
     delta = tlx.local_load(delta_smem)
     ds = (p * (dp - delta[None, :])).to(DTYPE)
     dv = tlx.async_dot(p16, do, dv)  # [64, 128]
@@ -71,9 +81,8 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         tlx.named_barrier_wait(12, 256)
     tlx.local_store(ds_smem[side + CID], ds)
     tlx.fence("async_shared")
-    if LATE:  # noqa: SIM102
-        if pending:
-            tlx.barrier_arrive(full_before)
+    if LATE:
+        tlx.barrier_arrive(full_before, pred=pending)
     if DK_FIRST:
         tlx.named_barrier_arrive(8 + side + CID, 256)
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
@@ -81,9 +90,10 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
     else:
         tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial, KEEP)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), tlx.local_slice(k_smem[k_slot + 1], [0, CID * 64], [64, 64]),
-                       dq)
+    k0 = tlx.local_slice(kv_smem[k_slot], [0, CID * 64], [64, 64])
+    k1 = tlx.local_slice(kv_smem[k_slot + 1], [0, CID * 64], [64, 64])
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), k0, dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 1]), k1, dq)
     if DK_FIRST:
         dv = tlx.async_dot_wait(3, dv)
         tlx.barrier_arrive(do_empty)
@@ -92,7 +102,7 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         if LATE:
             tlx.barrier_wait(ready, ready_phase)
         dq = tlx.async_dot_wait(0, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, LATE)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, hand, DTYPE, KEEP, LATE, PAIR)
     else:
         dk = tlx.async_dot(ds, q, dk)  # [64, 128]
         dv = tlx.async_dot_wait(3, dv)
@@ -100,27 +110,28 @@ def step_128(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_sme
         if LATE:
             tlx.barrier_wait(ready, ready_phase)
         dq = tlx.async_dot_wait(1, dq)
-        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, LATE)
+        _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, hand, DTYPE, KEEP, LATE, PAIR)
         dk = tlx.async_dot_wait(0, dk)
         tlx.barrier_arrive(q_empty)
     return dk, dv
 
 
 @triton.jit
-def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, q_full, q_empty,
-             q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
-             scale, record, left, right, even, pending, full_before, CID: tl.constexpr, DTYPE: tl.constexpr,
-             DS_STAGES: tl.constexpr, LATE: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr):
+def step_64(kv_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem, row_slot, k_slot, v_slot, q_full, q_empty,
+            q_phase, do_full, do_empty, do_phase, ready, full, ready_phase, dk, dv, i, cut, last, partial, scale_log2,
+            scale, record, left, right, even, pending, full_before, done_v, v_empty, hand, CID: tl.constexpr,
+            DTYPE: tl.constexpr, DS_STAGES: tl.constexpr, LATE: tl.constexpr, HAS_LEFT: tl.constexpr,
+            HAS_RIGHT: tl.constexpr):
     """Step ``i`` of a walk at D = 64: 128 Q rows in two halves; a consumer computes one half's dQ."""
     q0 = tlx.local_slice(q, [0, 0], [64, 64])
     q1 = tlx.local_slice(q, [64, 0], [64, 64])
     do0 = tlx.local_slice(do, [0, 0], [64, 64])
     do1 = tlx.local_slice(do, [64, 0], [64, 64])
     tlx.barrier_wait(q_full, q_phase)
-    s0 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q0))  # [64, 64], as all of them
+    s0 = tlx.async_dot(kv_smem[k_slot + CID], tlx.local_trans(q0))  # [64, 64], as all of them
     tlx.barrier_wait(do_full, do_phase)
-    dp0 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do0))
-    s1 = tlx.async_dot(k_smem[k_slot + CID], tlx.local_trans(q1))
+    dp0 = tlx.async_dot(kv_smem[v_slot + CID], tlx.local_trans(do0))
+    s1 = tlx.async_dot(kv_smem[k_slot + CID], tlx.local_trans(q1))
     lse0 = tlx.local_load(lse_smem[row_slot])
     s0 = tlx.async_dot_wait(2, s0)
     p0 = tl.math.exp2(s0 * scale_log2 - lse0[None, :])
@@ -129,7 +140,7 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     dp0 = tlx.async_dot_wait(1, dp0)
     delta0 = tlx.local_load(delta_smem[row_slot])
     ds0 = (p0 * (dp0 - delta0[None, :])).to(DTYPE)
-    dp1 = tlx.async_dot(v_smem[k_slot + CID], tlx.local_trans(do1))
+    dp1 = tlx.async_dot(kv_smem[v_slot + CID], tlx.local_trans(do1))
     dv = tlx.async_dot(p0.to(DTYPE), do0, dv)
     dk = tlx.async_dot(ds0, q0, dk)
     lse1 = tlx.local_load(lse_smem[row_slot + 1])
@@ -138,6 +149,8 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     if cut:
         p1 = masked(p1, i * 128 + 64, record, left, right, CID, 128, HAS_LEFT, HAS_RIGHT)
     dp1 = tlx.async_dot_wait(2, dp1)
+    if LATE:
+        tlx.barrier_arrive(v_empty, pred=done_v)
     delta1 = tlx.local_load(delta_smem[row_slot + 1])
     ds1 = (p1 * (dp1 - delta1[None, :])).to(DTYPE)
     dv = tlx.async_dot(p1.to(DTYPE), do1, dv)
@@ -148,29 +161,29 @@ def step_64(k_smem, v_smem, q, do, ds_smem, staging, final, lse_smem, delta_smem
     tlx.local_store(ds_smem[side + CID], ds0)
     tlx.local_store(ds_smem[side + 2 + CID], ds1)
     tlx.fence("async_shared")
-    if LATE:  # noqa: SIM102
-        if pending:
-            tlx.barrier_arrive(full_before)
+    if LATE:
+        tlx.barrier_arrive(full_before, pred=pending)
     tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial, False)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
-    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), k_smem[k_slot + 1], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), kv_smem[k_slot], dq)
+    dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID + 1]), kv_smem[k_slot + 1], dq)
     dk = tlx.async_dot(ds1, q1, dk)
     dv = tlx.async_dot_wait(3, dv)
     tlx.barrier_arrive(do_empty)
     if LATE:
         tlx.barrier_wait(ready, ready_phase)
     dq = tlx.async_dot_wait(1, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, False, LATE)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, hand, DTYPE, False, LATE, False)
     dk = tlx.async_dot_wait(0, dk)
     tlx.barrier_arrive(q_empty)
     return dk, dv
 
 
 @triton.jit
-def step_without_keys(k_smem, ds_smem, staging, final, k_slot, q_full, q_empty, q_phase, do_full, do_empty, do_phase,
-                      ready, full, ready_phase, last, partial, scale, even, CID: tl.constexpr, DTYPE: tl.constexpr,
-                      D: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr, KEEP: tl.constexpr):
+def step_without_keys(kv_smem, ds_smem, staging, final, k_slot, q_full, q_empty, q_phase, do_full, do_empty, do_phase,
+                      ready, full, ready_phase, last, partial, scale, even, hand, CID: tl.constexpr,
+                      DTYPE: tl.constexpr, D: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
+                      KEEP: tl.constexpr, PAIR: tl.constexpr):
     """A step for a consumer that has no keys in this tile: its dS is zeros, and only its part of dQ is left to do."""
     PARTS: tl.constexpr = 128 // D  # of dS
     tlx.barrier_wait(q_full, q_phase)
@@ -191,8 +204,9 @@ def step_without_keys(k_smem, ds_smem, staging, final, k_slot, q_full, q_empty, 
         tlx.named_barrier_wait(9, 256)
     dq = _partial(staging, ready, ready_phase, partial, KEEP)
     if D == 128:
-        dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), tlx.local_slice(k_smem[k_slot], [0, CID * 64], [64, 64]), dq)
+        k0 = tlx.local_slice(kv_smem[k_slot], [0, CID * 64], [64, 64])
+        dq = tlx.async_dot(tlx.local_trans(ds_smem[side]), k0, dq)
     else:
-        dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), k_smem[k_slot], dq)
+        dq = tlx.async_dot(tlx.local_trans(ds_smem[side + 2 * CID]), kv_smem[k_slot], dq)
     dq = tlx.async_dot_wait(0, dq)
-    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, DTYPE, KEEP, False)
+    _hand_over(dq, staging, final, ready, ready_phase, full, last, scale, hand, DTYPE, KEEP, False, PAIR)

@@ -191,7 +191,7 @@ def async_remote_shmem_copy(dst: View, src: View, remote_cta_rank: Any, barrier:
 
 def async_remote_shmem_store(dst: View, src: torch.Tensor, remote_cta_rank: Any, barrier: Any) -> None:
     """Registers to a peer's shared memory, counted at the peer's barrier."""
-    target, task = dst.one(), this_task().note("remote store, asynchronous")
+    target, task = dst.one(folded=True), this_task().note("remote store, asynchronous")
     cta = peer(remote_cta_rank)
     _fill(task, "remote store", target, [(cta, peer_barrier(barrier, cta.rank))], target.nbytes, lambda: src,
           Copy(target.nbytes, target.nbytes, "", ()))

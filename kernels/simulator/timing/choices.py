@@ -9,7 +9,7 @@ from kernels.hopper import options as hopper_forward
 from kernels.hopper import resolve_forward
 from kernels.hopper.backward import BLOCK_M, BLOCK_N
 from kernels.hopper.backward_options import HopperBackwardOptions, select
-from kernels.hopper.backward_schedule import TOUCHED, build
+from kernels.hopper.backward_schedule import TOUCHED, build, takes_pairs, takes_turns
 from kernels.hopper.forward import heads_a_section
 from kernels.implementation import Direction
 from kernels.problem import JaggedProblem
@@ -63,10 +63,14 @@ def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: s
     chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
     block_m = BLOCK_M[problem.head_dim]
     tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
-    built = build(problem, chosen, schedule or "zigzag", min(int(machine.sms), tiles), block_m, BLOCK_N)
+    programs = min(int(machine.sms), tiles)
+    built = build(problem, chosen, schedule or "zigzag", programs, block_m, BLOCK_N)
     if built.tiles[:, TOUCHED].any():
         raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
-    habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints)
+    if takes_pairs(problem, chosen, programs, block_m, BLOCK_N):
+        raise ValueError("pairs: not modelled, as one CTA of a pair waits for the other")
+    turns = takes_turns(problem, chosen, programs)
+    habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints, turns)
     return backward_plan(problem, built, "jagged_backward", block_m, 1, habits, machine, budget)
 
 

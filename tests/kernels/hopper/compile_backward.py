@@ -41,6 +41,12 @@ VARIANTS = {
     "counted, groups": (Options(counted=True, l2_hints=True), {"num_heads_q": 8}),
     "counted, short gap": (replace(SHORT_GAP, counted=True), {}),
     "counted, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, counted=True), {"head_dim": 64}),
+    "turns": (Options(turns=True), {}), "turns, groups": (Options(turns=True), {"num_heads_q": 8}),
+    "turns, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, serpentine=True, turns=True), {"head_dim": 64}),
+    "serpentine, skip": (Options(skip_half=True, l2_hints=True, serpentine=True), {}),
+    "serpentine, skip, causal": (Options(skip_half=True, l2_hints=True, serpentine=True), {"mask": Mask.make(True)}),
+    "pairs": (Options(pairs=True), {}),
+    "pairs, as chosen": (Options(skip_half=True, l2_hints=True, serpentine=True, pairs=True), {}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
@@ -50,7 +56,7 @@ def compile_backward(options, changes):
     layout = JaggedLayout.from_lengths([1])
     values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
     case = JaggedProblem(layout, layout, **(values | changes))
-    constants = kernel_constants(case, options)
+    constants = kernel_constants(case, options, options.turns, options.pairs)
     dim, names = case.head_dim, jagged_backward.arg_names
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
@@ -65,8 +71,9 @@ def compile_backward(options, changes):
     fixed = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names
                if types[name].startswith("*") or name == "row_stride"}
+    cluster = {"ctas_per_cga": (2, 1, 1)} if options.pairs else {}
     return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=HOPPER.target,
-                          options={"num_warps": 4, "num_stages": 1})
+                          options={"num_warps": 4, "num_stages": 1} | cluster)
 
 
 def main():

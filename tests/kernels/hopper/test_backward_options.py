@@ -27,7 +27,10 @@ def make_options(values):
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
     ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
+    ({"turns": 1}, "turns: expected true or false, got 1"),
     ({"counted": True, "rotate": True}, "counted: not with rotate"),
+    ({"turns": True, "counted": True}, "turns: not with counted"),
+    ({"turns": True, "rotate": True}, "turns: not with rotate"),
 ])
 def test_bad_values(values, message):
     with pytest.raises(ValueError, match=message):
@@ -39,25 +42,31 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-rot-own4"
-MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-rot-own8", "q2o2k1s2d2-dk-l2-own4"
+FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-serp-rot-own4"
+MIDDLE, SHORT_K = "q2o2k1s2d2-dk-l2-serp-own4-turn", "q2o2k1s2d2-dk-l2-serp-rot-own4"
+MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-serp-rot-own8", "q2o2k1s2d2-dk-l2-own4"
+PAIRED = "q2o2k1s2d2-dk-skip-l2-serp-pair-rot-own4"
+WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
 
 
 @pytest.mark.parametrize(("len_q", "len_k", "changes", "token"), [
-    ([1900, 600], [1900, 600], {}, FULL), ([900, 600], [900, 600], {}, "q2o2k1s2d2-dk-l2-own4"),
-    ([500, 300], [500, 300], {}, "q2o2k1s2d2-dk-skip-l2-rot-own4"), ([200, 250], [200, 250], {}, SHORT),
-    ([400, 500], [256, 256], {}, "q2o2k1s2d2-dk-skip-l2-rot-own4"),
-    ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
-    ([64, 100, 300, 40, 2000], [64, 100, 300, 40, 2000], {}, "q2o2k1s2d2-dk-own4"),
-    ([64, 100, 300, 40, 1500], [64, 100, 300, 40, 1500], {}, "q2o2k1s2d2-dk-own4"),
-    ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, "q2o2k1s2d2-dk-skip-own4"),
-    ([2000, 1000], [100, 100], {}, "q2o2k1s2d2-dk-l2-rot-own4"),
-    ([1900], [1900], {"num_heads_q": 8}, FULL), ([900], [900], {"mask": Mask.make(True)}, MASKED),
-    ([900], [900], {"mask": Mask.make(True, (256, 0))}, MASKED),
-    ([2000], [2000], {"mask": Mask.make(True)}, "q2o2k1s2d2-dk-l2-own8"),
-    ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-own4"),
+    ([1900, 600], [1900, 600], {}, FULL), ([900, 600], [900, 600], {}, MIDDLE),
+    ([500, 300], [500, 300], {}, SHORT), ([200, 250], [200, 250], {}, PAIRED),
+    ([100, 250], [100, 250], {}, SHORT),
+    ([512], [512], {}, SHORT), ([513], [513], {}, MIDDLE), ([1024], [1024], {}, MIDDLE), ([1025], [1025], {}, FULL),
+    ([400, 500], [256, 256], {}, PAIRED), ([400, 500], [256, 256], {"num_heads_q": 8}, SHORT),
+    ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-serp-pair-rot-own4"), ([400, 2000], [257, 256], {}, SHORT_K),
+    ([64, 100, 300, 40, 2000], [64, 100, 300, 40, 2000], {}, FULL),
+    ([64, 100, 300, 40, 1500], [64, 100, 300, 40, 1500], {}, FULL),
+    ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, "q2o2k1s2d2-dk-skip-own4-turn"),
+    ([2000, 1000], [100, 100], {}, SHORT_K), ([100, 100], [2000, 1000], {}, "q2o2k1s2d2-dk-skip-own4-turn"),
+    ([1900], [1900], {"num_heads_q": 8}, FULL), ([900], [900], {"mask": CAUSAL}, MASKED),
+    ([900], [900], {"mask": WINDOW}, "q2o2k1s2d2-dk-skip-l2-rot-own8"),
+    ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-dk-l2-own8"),
+    ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-serp-own4-turn"),
+    ([2000], [2000], {"head_dim": 64}, "q2o2k2s1d2-own4-turn"),
     (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (192, [900, 200], {}, SHARED_Q),
-    (192, [900, 200], {"mask": Mask.make(True)}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, GAP),
+    (192, [900, 200], {"mask": CAUSAL}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, GAP),
     ([0], [0], {}, SHORT),
 ])
 def test_choice(len_q, len_k, changes, token):
@@ -71,6 +80,8 @@ def test_choice(len_q, len_k, changes, token):
 def test_switches_show_in_the_record():
     options = make_options({"deterministic": True, "do_stages": 1, "ds_stages": 1, "dk_first": False})
     assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
+    options = make_options({"turns": True, "serpentine": True, "l2_hints": True})
+    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-dk-l2-serp-own4-turn/zigzag"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):

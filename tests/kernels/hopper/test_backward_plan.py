@@ -22,7 +22,8 @@ MASKS = [Mask(), Mask.make(True), Mask.make(True, (50, 0)), Mask.make(False, (40
 OPTIONS = [HopperBackwardOptions(), HopperBackwardOptions(direct_dq=False), HopperBackwardOptions(owned_blocks=0),
            HopperBackwardOptions(owned_blocks=8), HopperBackwardOptions(deterministic=True),
            HopperBackwardOptions(owned_blocks=2, counted=True), HopperBackwardOptions(direct_dq=False, counted=True),
-           HopperBackwardOptions(deterministic=True, counted=True)]
+           HopperBackwardOptions(deterministic=True, counted=True), HopperBackwardOptions(turns=True),
+           HopperBackwardOptions(owned_blocks=0, turns=True)]
 LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=24)
 
 
@@ -53,14 +54,19 @@ def built(problem, options, order="zigzag", sms=5, block_m=64):
     assert not blocks[used:, :5].any()
     assert (blocks[used:, 5] == -1).all()
     assert ends[-1] <= known.num_tiles
+    assert plan.counters.shape == (problem.batch * problem.num_heads_kv if known.turns else 1,)
+    assert not (known.turns and plan.counters.any())
     return SimpleNamespace(known=known, tiles=tiles[:-1], bounds=ends, blocks=blocks[:used])
 
 
-def same_work(tiles, counting=False):
+def same_work(tiles, counting=False, turns=False, pairs=False):
     """Tiles without where their partial dQ goes, and without what no step is left to notice."""
     tiles = tiles.copy()
     tiles[:, bs.FIRST_FROM] = np.minimum(tiles[:, bs.FIRST_FROM], tiles[:, bs.STEPS])
-    tiles[:, [bs.ACC_BLOCK, bs.ACC_GROUP, *range((bs.WANTED if counting else bs.AFTER_ITSELF) + 1, bs.FIELDS)]] = 0
+    unread = set(range(bs.STORES, bs.FIELDS))
+    unread -= set(range(bs.STORES, bs.COUNTER)) if counting else {bs.WANTED, bs.COUNTER} if turns else set()
+    unread -= {bs.ROLE, bs.BACK} if pairs else set()
+    tiles[:, [bs.ACC_BLOCK, bs.ACC_GROUP, *unread]] = 0
     if counting:  # a tile without steps has nothing to wait for or to cast
         tiles[tiles[:, bs.STEPS] == 0, bs.STORES:bs.WANTED + 1] = 0
     return tiles
@@ -71,28 +77,136 @@ def same_work(tiles, counting=False):
 @settings(max_examples=120, deadline=None, derandomize=True)
 def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, order, heads, block_m, on_host):
     problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
-    if not problem.layout_q.total or not problem.layout_k.total:
-        return
-    made = built(problem, options, order, block_m=block_m)
+    if problem.layout_q.total and problem.layout_k.total:
+        check_against_the_host(problem, options, order, 5, block_m)
+
+
+@given(LENGTHS, st.sampled_from([Mask(), Mask.make(True), Mask.make(False, (None, 30))]), st.integers(0, 4),
+       st.sampled_from(["none", "sorted", "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.integers(1, 7),
+       st.sampled_from([64, 128]), st.booleans())
+@settings(max_examples=120, deadline=None, derandomize=True)
+def test_so_it_is_where_tiles_take_turns(pairs, mask, owned, order, heads, sms, block_m, on_host):
+    problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
+    if problem.layout_q.total and problem.layout_k.total:
+        check_against_the_host(problem, HopperBackwardOptions(owned_blocks=owned, turns=True), order, sms, block_m)
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask.make(True)])
+@pytest.mark.parametrize("order", ["none", "sorted", "zigzag"])
+def test_turns_beside_owned_sequences(mask, order):
+    """Cross lengths: sequences without keys, without queries, with tiles without steps; of one to eight tiles."""
+    lengths_q = [300, 0, 500, 64, 700, 900, 130, 1, 64, 900]
+    lengths_k = [900, 300, 0, 128, 130, 257, 520, 900, 640, 256]
+    problem = make(lengths_q, lengths_k, mask, 4, 2, on_host=False)
+    made = check_against_the_host(problem, HopperBackwardOptions(owned_blocks=2, turns=True), order, 5, 64)
+    counters = made.tiles[:, bs.COUNTER]
+    assert made.known.turns
+    assert set(counters) == {-1, *(2 * b + head for b in (0, 1, 5, 6, 7, 8) for head in range(2))}
+
+
+def test_plans_with_and_without_turns_are_kept_apart():
+    problem = make([300] * 3, [300] * 3)
+    for turns in (False, True, False):
+        with Simulator(sms=2):
+            plan = device_plan(problem, HopperBackwardOptions(owned_blocks=1, turns=turns), "zigzag", 3, 64, 128, 0)
+        assert plan.known.turns == turns
+
+
+PAIRS = [(order, rotate, serpentine) for order in ("none", "sorted", "zigzag") for rotate in (False, True)
+         for serpentine in (False, True)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 700)), min_size=12, max_size=48), st.booleans(),
+       st.sampled_from(PAIRS), st.integers(1, 3), st.integers(1, 7), st.sampled_from([64, 128]), st.booleans())
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_so_it_is_where_pairs_do_all_tiles(lengths, cross, variant, heads, sms, block_m, on_host):
+    lengths_q, lengths_k = zip(*lengths, strict=True)
+    problem = make(lengths_q if cross else lengths_k, lengths_k, MASKS[0], heads, heads, on_host=on_host)
+    if problem.layout_q.total and problem.layout_k.total:
+        order, rotate, serpentine = variant
+        options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine)
+        check_against_the_host(problem, options, order, sms, block_m)
+
+
+@pytest.mark.parametrize(("order", "rotate", "serpentine"), PAIRS)
+@pytest.mark.parametrize(("heads", "sms", "on_host"), [(1, 2, True), (1, 3, True), (2, 5, False), (3, 8, True),
+                                                       (3, 7, False)])
+@pytest.mark.parametrize("lengths", ["self", "cross", "odd", "even", "short"])
+def test_pairs(lengths, heads, sms, on_host, order, rotate, serpentine):
+    """Sequences without keys, without queries; an odd number of KV blocks, an even one, one; odd numbers of items."""
+    lengths_q, lengths_k = {
+        "self": ([0, 300, 64, 129, 1, 200, 512, 640, 385, 256] * 6 + [130, 64, 200],) * 2,
+        "cross": ([65, 128, 1, 0, 64, 200, 129, 300, 400] * 7, [64, 0, 130, 300, 128, 257, 640, 5, 260] * 7),
+        "odd": ([300, 128, 640, 1, 256] * 9, [100, 300, 640, 384, 128] * 9),
+        "even": ([300, 128, 640, 1, 256] * 9, [256, 512, 130, 768, 129] * 9),
+        "short": ([64, 128, 1, 0, 300] * 5, [128, 5, 0, 70, 128] * 5)}[lengths]
+    problem = make(lengths_q, lengths_k, MASKS[0], heads, heads, on_host=on_host)
+    options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine)
+    made = check_against_the_host(problem, options, order, sms, 64)
+    assert made.known.pairs
+    assert made.known.programs == sms // 2 * 2
+    assert made.tiles[:, bs.BACK].any() == (serpentine and lengths != "short")
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize(("heads", "sms", "clusters"), [(1, 4, 2), (2, 8, 4)])
+def test_more_pairs_than_items(on_host, rotate, heads, sms, clusters):
+    problem = make([0] * 50 + [64] + [0] * 50, [0] * 50 + [300] + [0] * 50, MASKS[0], heads, heads, on_host=on_host)
+    options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate)
+    made = check_against_the_host(problem, options, "zigzag", sms, 64)
+    assert made.known.pairs
+    assert made.known.programs // 2 == min(clusters, made.known.num_tiles // 2)
+    assert made.tiles[:, bs.ROLE].tolist() == [0, 1, 2] * heads
+
+
+def test_plans_with_pairs_are_kept_apart():
+    problem = make([300] * 9, [300] * 9)
+    small = JaggedProblem(problem.layout_q, problem.layout_k, 2, 2, 64, torch.bfloat16, 0.1)
+    one = {"pairs": True}
+    for chosen, options, pairs in ((problem, one, True), (problem, {}, False), (small, one, False),
+                                   (problem, one | {"kv_stages": 2}, False), (problem, one | {"dq_stages": 1}, False),
+                                   (problem, one | {"rotate": True}, True),
+                                   (problem, one | {"serpentine": True}, True)):
+        made = check_against_the_host(chosen, HopperBackwardOptions(**options), "zigzag", 4, 64)
+        assert made.known.pairs == pairs
+
+
+def check_against_the_host(problem, options, order, sms, block_m):
+    made = built(problem, options, order, sms, block_m)
     wanted = bs.build(problem, options, order, made.known.programs, block_m)
-    counting = bs.counted(problem, options)
-    np.testing.assert_array_equal(same_work(made.tiles, counting), same_work(wanted.tiles, counting))
+    counting, turns = bs.counted(problem, options), made.known.turns
+    assert turns == bs.takes_turns(problem, options, made.known.programs)
+    pairs = made.known.pairs
+    assert pairs == bs.takes_pairs(problem, options, min(sms, made.known.num_tiles), block_m, 128)
+    kinds = counting, turns, pairs
+    np.testing.assert_array_equal(same_work(made.tiles, *kinds), same_work(wanted.tiles, *kinds))
+    if pairs:
+        assert made.known.programs % 2 == 0
+        scratch = wanted.shared_at // (len(wanted.bounds) - 1)
+        assert made.known.scratch >= scratch
+        assert made.known.acc_blocks == made.known.shared_at == made.known.programs * made.known.scratch
+        regions = wanted.tiles[:, bs.ACC_BLOCK] // max(scratch, 1)
+        if scratch:  # else nothing is written there
+            np.testing.assert_array_equal(made.tiles[:, bs.ACC_BLOCK], regions * made.known.scratch)
+        np.testing.assert_array_equal(made.tiles[:, bs.ACC_GROUP], wanted.tiles[:, bs.ACC_GROUP])
     np.testing.assert_array_equal(made.bounds[:len(wanted.bounds)], wanted.bounds)
     assert (made.bounds[len(wanted.bounds):] == wanted.bounds[-1]).all()  # more CTAs than items
     np.testing.assert_array_equal(made.blocks[:, :5], wanted.blocks[:, :5])
     shared = wanted.blocks[:, 5] >= 0
     np.testing.assert_array_equal(made.blocks[:, 5], np.where(shared, np.arange(len(shared)), -1))
     assert made.known.shared_blocks or not shared.any()
+    return made
 
 
-@given(LENGTHS, st.sampled_from(MASKS), st.sampled_from(OPTIONS))
+@given(LENGTHS, st.sampled_from(MASKS), st.sampled_from(OPTIONS), st.sampled_from([2, 5]))
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_partial_dq_has_a_place_of_its_own(pairs, mask, options):
+def test_partial_dq_has_a_place_of_its_own(pairs, mask, options, sms):
     """No two CTAs, heads or sequences share a block of the accumulator, and none is outside of it."""
     problem = make(*zip(*pairs, strict=True), mask, 4, 2)
     if not problem.layout_q.total or not problem.layout_k.total:
         return
-    made = built(problem, options)
+    made = built(problem, options, sms=sms)
     known, users = made.known, {}
     for program in range(known.programs):
         for record in made.tiles[made.bounds[program]:made.bounds[program + 1]]:
@@ -105,7 +219,11 @@ def test_partial_dq_has_a_place_of_its_own(pairs, mask, options):
                     head = record[bs.HEAD] * problem.group_size + g
                     row = record[bs.ROW_BLOCK] + block
                     assert 0 <= at < known.acc_blocks
-                    if made.blocks[row, 5] >= 0:
+                    if known.turns and record[bs.COUNTER] >= 0:
+                        assert made.blocks[row, 5] == -1
+                        assert at == known.shared_at + head * known.shared_blocks + row
+                        assert users.setdefault(at, (head, row)) == (head, row)
+                    elif made.blocks[row, 5] >= 0:
                         assert at == known.shared_at + head * known.shared_blocks + made.blocks[row, 5]
                         assert users.setdefault(at, (head, row)) == (head, row)
                     else:
@@ -159,13 +277,14 @@ def test_broadcast_copies(pairs, mask, heads, order):
     assert known.acc_blocks == known.programs * problem.group_size * 2
 
 
-def test_more_items_than_a_program_deals_at_once():
+@pytest.mark.parametrize("options", [HopperBackwardOptions(), HopperBackwardOptions(owned_blocks=1, turns=True),
+                                     HopperBackwardOptions(pairs=True, rotate=True, serpentine=True)])
+def test_more_items_than_a_program_deals_at_once(options):
     lengths = np.random.default_rng(0).integers(0, 300, 700)
     problem = make(lengths, lengths, heads_q=4, heads_kv=4)
-    made = built(problem, HopperBackwardOptions(), sms=4)
-    wanted = bs.build(problem, HopperBackwardOptions(), "zigzag", 4, 64)
-    np.testing.assert_array_equal(same_work(made.tiles), same_work(wanted.tiles))
-    np.testing.assert_array_equal(made.bounds, wanted.bounds)
+    made = check_against_the_host(problem, options, "zigzag", 4, 64)
+    assert (made.known.turns, made.known.pairs) == (options.turns, options.pairs)
+    assert len(made.bounds) == 5
 
 
 @pytest.mark.parametrize(("lengths", "on_host", "scratch"), [

@@ -17,6 +17,8 @@ from kernels.simulator import SimulationError
 
 SKIP = Options(skip_half=True)
 COUNTED = Options(counted=True, owned_blocks=1)
+PAIRS = Options(pairs=True, owned_blocks=8)
+TURNS = Options(turns=True, owned_blocks=1)
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 
 
@@ -46,6 +48,27 @@ CASES = {
     "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
     "rotated, L2 told": (lambda: problem([65, 128, 1, 0, 200, 300], [64, 0, 130, 70, 257, 300]),
                          Options(rotate=True, l2_hints=True)),
+    "rotated, keys without queries": (lambda: problem([128, 0, 200, 0, 0, 0, 64], [300, 70, 257, 64, 130, 5, 130]),
+                                       Options(rotate=True)),
+    "serpentine": (lambda: problem([65, 128, 200], [64, 130, 520]),
+                   Options(serpentine=True, l2_hints=True, rotate=True)),
+    "serpentine, half skipped, causal": (lambda: problem([300, 65, 400], [300, 40, 400], mask=Mask.make(True)),
+                                         replace(SKIP, serpentine=True)),
+    "serpentine, window": (lambda: problem(*CROSS, mask=Mask.make(False, (40, 30))), Options(serpentine=True)),
+    "serpentine, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options(serpentine=True)),
+    "in pairs": (lambda: problem([65, 200, 256, 1, 130, 300] * 2, [65, 200, 256, 1, 130, 300] * 2, 2, 2), PAIRS),
+    "in pairs, cross": (lambda: problem([65, 200, 0, 1, 130, 250, 320] * 2, [300, 200, 256, 0, 130, 400, 64] * 2, 2, 2),
+                        replace(PAIRS, serpentine=True, l2_hints=True, rotate=True)),
+    "in pairs, half skipped": (lambda: problem([65, 200, 256, 1, 330, 300] * 2, [65, 190, 140, 1, 300, 320] * 2, 2, 2),
+                               replace(PAIRS, serpentine=True, skip_half=True)),
+    "in pairs, many blocks": (lambda: problem([200] * 4, [640, 513, 900, 129], 2, 2), PAIRS),
+    "in turns": (lambda: problem([65, 200, 70], [300, 520, 100], 2, 2), TURNS),
+    "in turns, self": (lambda: problem([400, 128, 1, 0, 700, 300], [400, 128, 1, 0, 700, 300]),
+                       replace(TURNS, owned_blocks=2, l2_hints=True, skip_half=True)),
+    "in turns, causal": (lambda: problem([300, 65, 400], [300, 200, 520], 2, 2, mask=Mask.make(True)), TURNS),
+    "in turns, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), TURNS),
+    "in turns, D = 64": (lambda: problem(SELF, SELF, 2, 2, dim=64), replace(TURNS, kv_stages=2, **ONCE)),
+    "serpentine, all once": (lambda: problem(*CROSS), Options(serpentine=True, **ONCE)),
     "one block of shared Q, dQ sent": (lambda: problem(32, [64, 0, 130, 300], 2, 2), replace(SHORT_GAP, dk_first=True)),
     "one Q": (lambda: problem(*CROSS), Options(q_stages=1, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),

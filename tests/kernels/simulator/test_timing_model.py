@@ -180,6 +180,48 @@ def test_a_backward_step_loads_shared_memory_as_the_profiler_counted():
     assert a_step["tensor"] == pytest.approx(5 * 2 * 64 * 128 * 128 / 4096)
 
 
+TURNS: dict[str, object] = {"turns": True, "owned_blocks": 1}
+
+
+def test_nobody_waits_where_tiles_take_turns():
+    """One CTA of two, on 6 sequences of 3 tiles: it looks at a counter for each tile but the opening ones."""
+    engine = _engine("hopper", FLAT, "bwd", H200.changed(sms=2), TURNS)
+    looks = [span for span in engine.spans if span[1] == "wait" and "counters[" in str(span[4])]
+    assert len(looks) == 2 * FLAT.problem().num_heads_kv * 6 / 2
+    assert all(length == pytest.approx(H200.wake_clocks) for *_, length, _ in looks)
+
+
+def test_no_pass_zeroes_or_casts_what_takes_turns():
+    problem = FLAT.problem()
+    added, turns = ({kernel.name: kernel.ms for kernel in predict("hopper", problem, "bwd", H200.changed(sms=2), {
+        **TURNS, "turns": on}).kernels if kernel.how == "bytes"} for on in (False, True))
+    assert set(added) == {"prepare", "cast"}
+    assert set(turns) == {"prepare"}
+    zeroes = problem.layout_q.total * problem.num_heads_q * problem.head_dim * 4
+    assert added["prepare"] - turns["prepare"] == pytest.approx(zeroes / H200.hbm_tbps / 1e9)
+
+
+@pytest.mark.parametrize(("tiles", "times"), [(2, 1.0), (3, 1.0), (12, 4.0)])
+def test_tiles_that_take_turns_read_at_three_times_unless_all_fits(tiles, times):
+    problem = Layout((128 * tiles, 100, 100), heads_q=2, heads_kv=2).problem()
+    found = []
+    for turns, l2_mib in ((False, 1e-6), (True, 1e-6), (True, 1e6)):
+        machine = H200.changed(sms=2, l2_mib=l2_mib)
+        options = dispatch.load("hopper").make_options("bwd", {**TURNS, "turns": turns})
+        plan = make_plan("hopper", problem, "bwd", options, None, machine, 10_000)
+        found.append(plan.traffic.reuse["desc_do"].times[128 * tiles])
+    assert found == pytest.approx([tiles, times, tiles], rel=1e-4)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"counted": True, "owned_blocks": 1}, "counted: not modelled, as CTAs of all SMs wait"),
+    ({"pairs": True}, "pairs: not modelled, as one CTA of a pair waits"),
+])
+def test_a_backward_that_waits_for_others_is_refused(options, said):
+    with pytest.raises(ValueError, match=said):
+        predict("hopper", FLAT.problem(), "bwd", H200.changed(sms=2), options)
+
+
 def test_a_fence_waits_for_the_stores_before_it_and_a_store_does_not():
     slow = H200.changed(smem_bytes=1.0)
     engine = _engine("hopper", Layout((64,), (64,), 1, 1), "fwd", slow, {"variant": "solo64"})
