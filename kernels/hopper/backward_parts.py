@@ -1,4 +1,9 @@
-"""What both main kernels of the Hopper backward use: a tile's record, the round of a CTA, the mask, ends of stores."""
+"""What the roles of the Hopper backward share: switches, buffers, barriers, a CTA's round, the mask, ends of stores.
+
+Every role derives its trip counts from the same tile record, so none of them is told how many steps there are.
+"""
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -6,6 +11,82 @@ import triton.language.extra.tlx as tlx
 
 FIELDS = tl.constexpr(24)  # int32 fields of a tile record, see `kernels.hopper.backward_schedule`
 HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
+
+
+class Config(NamedTuple):
+    """Compile-time switches of one kernel; `kernels.hopper.backward_options` says what each does.
+
+    LATE, USES: see `kernels.hopper.backward_kernel`. ONCE and AGAIN: L2's policy for what passes once, and for partial
+    dQ. ROW, COLUMN: where consumer 1's part of a block of dQ begins.
+    """
+
+    GROUP: tl.constexpr
+    BLOCK_M: tl.constexpr
+    D: tl.constexpr
+    NUM_Q: tl.constexpr
+    NUM_DO: tl.constexpr
+    NUM_KV: tl.constexpr
+    STAGES: tl.constexpr
+    DS_STAGES: tl.constexpr
+    DK_FIRST: tl.constexpr
+    HAS_LEFT: tl.constexpr
+    HAS_RIGHT: tl.constexpr
+    KEEP: tl.constexpr
+    ROTATE: tl.constexpr
+    COUNTED: tl.constexpr
+    SERPENTINE: tl.constexpr
+    TURNS: tl.constexpr
+    PAIR: tl.constexpr
+    LATE: tl.constexpr
+    USES: tl.constexpr
+    ONCE: tl.constexpr
+    AGAIN: tl.constexpr
+    ROW: tl.constexpr
+    COLUMN: tl.constexpr
+    DTYPE: tl.constexpr
+
+
+class Work(NamedTuple):
+    """A CTA's round of tiles, ``begin ... end - 1`` from ``start`` on, and what their records point to."""
+
+    tiles: tl.tensor
+    begin: tl.tensor
+    end: tl.tensor
+    start: tl.tensor
+    rows: tl.tensor
+    num_blocks: tl.tensor
+    counters: tl.tensor
+
+
+class Buffers(NamedTuple):
+    """Shared memory; the table in `kernels.hopper.backward_kernel` says what each holds."""
+
+    kv: tlx.buffered_tensor
+    q: tlx.buffered_tensor
+    do: tlx.buffered_tensor
+    ds: tlx.buffered_tensor
+    staging: tlx.buffered_tensor
+    final: tlx.buffered_tensor  # the staging as [64, 64] of dq
+    dkv: tlx.buffered_tensor  # the staging as [64, D] of dv or dk
+    lse: tlx.buffered_tensor
+    delta: tlx.buffered_tensor
+
+
+class Barriers(NamedTuple):
+    """mbarriers; the table in `kernels.hopper.backward_kernel` says who completes and who waits."""
+
+    k_empty: tlx.mbarrier
+    v_empty: tlx.mbarrier
+    q_full: tlx.mbarrier
+    q_empty: tlx.mbarrier
+    do_full: tlx.mbarrier
+    do_empty: tlx.mbarrier
+    ready: tlx.mbarrier
+    full: tlx.mbarrier
+    no_steps: tlx.mbarrier
+    may_give: tlx.mbarrier
+    taken: tlx.mbarrier
+    met: tlx.mbarrier
 
 
 @triton.jit
@@ -71,24 +152,6 @@ def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr
         if HAS_LEFT:
             visible &= kv_row[:, None] >= (at - left)[None, :]
     return tl.where(visible, p, 0.0)
-
-
-@triton.jit
-def make_ready(desc_acc, staging, ready, use, row, fetch, ROW: tl.constexpr, COLUMN: tl.constexpr,
-               STAGES: tl.constexpr, AGAIN: tl.constexpr, NEWER: tl.constexpr):
-    """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
-
-    ``NEWER``: stores issued since the slots' last ones.
-    """
-    for c in tl.static_range(2):
-        slot = use % STAGES * 2 + c
-        tlx.async_descriptor_store_wait(1 - c + NEWER)
-        if fetch:
-            tlx.barrier_expect_bytes(ready[slot], HALF * HALF * 4)
-            tlx.async_descriptor_load(desc_acc, staging[slot], [row + c * ROW, c * COLUMN], ready[slot],
-                                      eviction_policy=AGAIN)
-        else:
-            tlx.barrier_arrive(ready[slot])
 
 
 @triton.jit

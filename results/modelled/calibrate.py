@@ -7,13 +7,15 @@
 A row is one case, direction and variant of `results/baselines/nvidia-h200`, kernel scope; of a variant that was
 measured several times, the median. Its half, and what is said of an error, are those of `harness.model_check`.
 Of ``earlier/`` the forward's rows count too, where nothing newer is there: those kernels take a maximum in each step,
-which is ``stale_max: false`` of today's. Its backward is another kernel.
+which is ``stale_max: false`` of today's. Its backward is another kernel. A row is predicted with the switches that its
+variant names, not with those that today's rule picks; of today's source, whatever the kernel was when it was measured.
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import statistics
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from harness.cases import expand  # noqa: E402
 from harness.config import load_config  # noqa: E402
 from harness.inputs import make_problem  # noqa: E402
 from harness.model_check import HELD, WORST_LIMIT, Point, half, score  # noqa: E402
+from kernels.hopper.backward_options import HopperBackwardOptions  # noqa: E402
 from kernels.hopper.select import MASKED_SECTION_MB  # noqa: E402
 from kernels.simulator.timing import Machine, load_machine, predict  # noqa: E402
 
@@ -46,6 +49,10 @@ FREE: dict[str, tuple[float, float]] = {
     "l2_clocks": (300, 1100), "hbm_clocks": (500, 2000), "l2_mib": (15, 50), "reduce_ratio": (1, 6),
     "launch_us": (1, 10),
 }
+#: Of the backward's names: what the letters before the stages mean, and the words.
+_STAGES = {"q": "q_stages", "o": "do_stages", "k": "kv_stages", "s": "dq_stages", "d": "ds_stages"}
+_WORDS = {"dk": "dk_first", "skip": "skip_half", "l2": "l2_hints", "serp": "serpentine", "pair": "pairs",
+          "rot": "rotate", "keep": "keep_dq", "count": "counted", "turn": "turns", "det": "deterministic"}
 
 
 @dataclass(frozen=True)
@@ -74,23 +81,26 @@ def measured() -> list[Row]:
     for files, direction in zip(FILES, ("", "fwd"), strict=True):
         new: dict[tuple[str, str, str], list[Row]] = {}
         for name, config in files.items():
-            for one in _rows(name, ROOT / "configs" / config):
-                if direction in one.direction:
-                    new.setdefault((one.case_id, one.direction, one.variant), []).append(one)
+            for one in _rows(name, ROOT / "configs" / config, direction):
+                new.setdefault((one.case_id, one.direction, one.variant), []).append(one)
         found |= {what: rows for what, rows in new.items() if what not in found}
     return [Row(**{**vars(rows[0]), "ms": statistics.median(row.ms for row in rows),
                    "clock_mhz": statistics.median(row.clock_mhz for row in rows)}) for rows in found.values()]
 
 
-def _rows(name: str, config: Path) -> Iterator[Row]:
+def _rows(name: str, config: Path, direction: str) -> Iterator[Row]:
+    """Those of one file, of a ``direction`` or of both ("")."""
     options = _options(config)
     for row in csv.DictReader((MEASURED / name).open()):
         if row["scope"] != "kernel" or row["status"] != "ok" or not row["impl"].startswith("hopper/"):
             continue
-        of_backend = options[row["backend"]]
-        switches, schedule = of_backend.get(row["direction"]) or {}, of_backend.get("schedule")
+        if direction not in row["direction"]:
+            continue
         if row["direction"] == "fwd":
-            switches, schedule = _that_ran(row["impl"], switches, bool(row["causal"] == "True" or row["window"]))
+            asked = options[row["backend"]].get("fwd") or {}
+            switches, schedule = _that_ran(row["impl"], asked, bool(row["causal"] == "True" or row["window"]))
+        else:
+            switches, schedule = backward_that_ran(row["impl"])
         yield Row(str(Path(name).parent), row["case"], row["case_id"], row["direction"], row["impl"],
                   json.dumps(switches), schedule, float(row["latency_ms"]), float(row["sm_clock_mhz"]))
 
@@ -102,6 +112,29 @@ def _that_ran(impl: str, switches: dict[str, Any], masked: bool) -> tuple[dict[s
     if masked and "variant" not in switches:
         known["section_mb"] = MASKED_SECTION_MB  # the rule's
     return {**known, **switches, **{key: known[key] for key in ("variant", "stale_max")}}, schedule
+
+
+def backward_that_ran(impl: str) -> tuple[dict[str, Any], str]:
+    """Switches and schedule of the backward that a record names, such as ``hopper/q2o2k1s2d2-dk-own4/zigzag``.
+
+    Today's rule may pick other switches for the row, and the kernel may have changed under the same name: this says
+    what was asked of it. Raises `ValueError` for a name that today's options don't have.
+    """
+    _, variant, schedule = impl.partition("+")[0].split("/")
+    stages, *words = variant.split("-")
+    switches: dict[str, Any] = dict.fromkeys(_WORDS.values(), False)
+    for stage, number in re.findall(r"([qoksd])(\d)", stages):
+        switches[_STAGES[stage]] = int(number)
+    for word in words:
+        if word == "add":
+            switches["direct_dq"] = False
+        elif word.startswith("own") and word[3:].isdigit():
+            switches["owned_blocks"] = int(word[3:])
+        elif word in _WORDS:
+            switches[_WORDS[word]] = True
+    if (token := HopperBackwardOptions.make(switches).token) != variant:
+        raise ValueError(f"{impl}: not a name of today's options, which would be {token}")
+    return switches, schedule
 
 
 def _options(config: Path) -> dict[str, dict[str, Any]]:

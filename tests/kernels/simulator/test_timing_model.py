@@ -62,7 +62,7 @@ def test_no_unit_is_busy_longer_than_the_kernel_takes(name, direction, options):
 @pytest.mark.parametrize(("name", "direction", "options"), CALLS)
 def test_more_work_takes_longer(name, direction, options):
     machine = (H200 if name == "hopper" else B200).changed(sms=2)
-    sizes = [Layout((256,) * 2), Layout((256,) * 4), Layout((512,) * 4), Layout((1024,) * 4)]
+    sizes = [Layout((192,) * 2), Layout((192,) * 4), Layout((512,) * 4), Layout((1024,) * 4)]  # none done by pairs
     times = [predict(name, size.problem(), direction, machine, options or None).ms for size in sizes]
     assert times == sorted(times)
     assert times[-1] > 8 * times[0]
@@ -220,6 +220,15 @@ def test_tiles_that_take_turns_read_at_three_times_unless_all_fits(tiles, times)
 def test_a_backward_that_waits_for_others_is_refused(options, said):
     with pytest.raises(ValueError, match=said):
         predict("hopper", FLAT.problem(), "bwd", H200.changed(sms=2), options)
+
+
+def test_lengths_for_which_the_rule_takes_pairs_are_refused():
+    machine = H200.changed(sms=2)
+    assert predict("hopper", Layout((192,) * 4).problem(), "bwd", machine).ms > 0
+    with pytest.raises(ValueError, match="pairs: not modelled"):
+        predict("hopper", Layout((256,) * 4).problem(), "bwd", machine)
+    alone = predict("hopper", Layout((256,) * 4).problem(), "bwd", machine, {"pairs": False})
+    assert alone.ms > predict("hopper", Layout((192,) * 4).problem(), "bwd", machine, {"pairs": False}).ms
 
 
 def test_a_fence_waits_for_the_stores_before_it_and_a_store_does_not():

@@ -1,0 +1,80 @@
+"""The end of a consumer's tile: K is released, dV and dK leave.
+
+They are staged for the writer, or stored by the consumer itself from the slots of V (unless LATE) and K (if KEEP).
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.hopper.backward_walk import gives
+from kernels.hopper.ragged import store_rows
+
+
+@triton.jit
+def _slot_of_use(use, bar, CID: tl.constexpr, c: tl.constexpr):
+    """This consumer's slot of a use of the staging, when it is free."""
+    slot = use % c.STAGES * 2 + CID
+    tlx.barrier_wait(bar.ready[slot], (use // c.STAGES) & 1)
+    return slot
+
+
+@triton.jit
+def end_tile(dk, dv, desc_dk, desc_dv, record, steps, whole, role, kb, n_step, n_kv, n_idle, scale, buf,
+             bar, CID: tl.constexpr, c: tl.constexpr):
+    """``dk``, ``dv`` fp32 [64, D] of the CTA's ``n_kv``-th tile, ``whole`` of whose steps had keys for this consumer.
+
+    ``n_step``, ``n_idle``: steps so far, this tile's among them, and uses of the staging that nobody used.
+    """
+    DKV: tl.constexpr = 128 // c.D  # slots of dkv to one of the staging
+    if c.LATE:  # noqa: SIM102 (one is known to the compiler)
+        if (whole > 0) & (gives(steps - 1, steps, role) == 0):
+            tlx.fence("async_shared")
+            tlx.barrier_arrive(bar.full[(n_step + c.USES * n_kv + n_idle + c.STAGES - 1) % c.STAGES * 2 + CID])
+    if c.KEEP:
+        tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
+    else:
+        tlx.barrier_arrive(bar.k_empty[kb])
+    k_start, k_len = tl.load(record + 3), tl.load(record + 4)
+    row = tl.load(record + 5) + CID * 64
+    column = tl.load(record + 13) * c.D
+    if c.LATE:
+        if whole == 0:  # else its last step has
+            tlx.barrier_arrive(bar.v_empty[kb])
+        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle, bar, CID, c)
+        tlx.local_store(buf.dkv[slot * DKV], dv.to(c.DTYPE))
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(bar.full[slot])
+    else:
+        v = buf.kv[2 * c.NUM_KV + kb * 2 + CID]
+        tlx.local_store(v, dv.to(c.DTYPE))
+        tlx.fence("async_shared")
+        store_rows(desc_dv, v, k_start, k_len, row, column, c.ONCE)
+    if c.KEEP:
+        k = buf.kv[kb * 2 + CID]
+        tlx.local_store(k, (dk * scale).to(c.DTYPE))
+        tlx.fence("async_shared")
+        store_rows(desc_dk, k, k_start, k_len, row, column, c.ONCE)
+    else:
+        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle + c.USES - 1, bar, CID, c)
+        tlx.local_store(buf.dkv[slot * DKV], (dk * scale).to(c.DTYPE))
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(bar.full[slot])
+    if not c.LATE:
+        tlx.async_descriptor_store_wait(0)
+        tlx.barrier_arrive(bar.v_empty[kb])
+    if c.KEEP:
+        tlx.barrier_arrive(bar.k_empty[kb])
+
+
+@triton.jit
+def even_out(steps, role, n_step, n_kv, n_idle, bar, CID: tl.constexpr, c: tl.constexpr):
+    """PAIR, after `end_tile`: the use that nobody uses after an odd number of steps alone, see `backward_pair`.
+
+    Returns ``n_idle``, those so far.
+    """
+    if (role == 0) & (steps % 2 == 1):
+        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle + c.USES, bar, CID, c)
+        tlx.barrier_arrive(bar.full[slot])
+        n_idle += 1
+    return n_idle
