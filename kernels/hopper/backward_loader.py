@@ -49,6 +49,9 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
         if steps == 0:  # no phase may pass unseen
             tlx.barrier_wait(bar.k_empty[kb], kv_phase)
             tlx.barrier_wait(bar.v_empty[kb], kv_phase)
+            if c.NUM_KV == 2:  # noqa: SIM102 (nor a phase of `no_steps`: consumers have ended the tile before)
+                if n_kv > 0:
+                    tlx.barrier_wait(bar.k_empty[1 - kb], ((n_kv - 1) // 2) & 1)
             tlx.barrier_arrive(bar.no_steps[0])
         for g in tl.range(0, c.GROUP, num_stages=1):
             head_q = head * c.GROUP + g

@@ -8,7 +8,7 @@ import triton.language as tl
 from backward_cases import CROSS, SELF, check_gradients, problem, simulate_backward, tensors
 from triton import jit
 
-from kernels.hopper import backward, backward_counted, backward_kernel
+from kernels.hopper import backward, backward_counted, backward_writer
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.mask import Mask
@@ -113,6 +113,14 @@ def test_right_in_every_mode(name):
     check(case, *tensors(case), options)
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("dim", "options"), [(64, None), (128, SHORT_GAP), (128, Options())])
+def test_tiles_without_steps_in_a_row(dim, options, seed):
+    case = problem([64, 0, 0, 70], [64, 512, 300, 130], dim=dim)
+    for mode in ("lazy", "random"):
+        check(case, *tensors(case), options, sms=1, mode=mode, seed=seed)
+
+
 @pytest.mark.parametrize("mode", ["eager", "lazy"])
 @pytest.mark.parametrize("options", [Options(), SKIP])
 def test_other_schedules(options, mode):
@@ -187,7 +195,7 @@ def _no_completion(counter):
 @pytest.mark.parametrize(("part", "broken"), [("await_adds", _no_wait), ("await_all_adds", _no_wait),
                                               ("count_add", _no_completion)])
 def test_a_counter_that_is_not_waited_for_is_a_race(part, broken, monkeypatch):
-    for module in (backward_counted, backward_kernel):
+    for module in (backward_counted, backward_writer):
         if hasattr(module, part):
             monkeypatch.setattr(module, part, broken)
     case = problem([130], [300])
