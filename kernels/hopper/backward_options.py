@@ -117,7 +117,8 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
                      serpentine=short and problem.mask.left is None)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
-    # hints were measured up to 1,024 keys; CTAs that walk alone gain by rotation, tiles of one sequence lose by it
+    near = short or typical <= 512  # L2 can still have what comes again
     two_blocks = 128 < longest_k <= 256 and problem.layout_k.total > 192 * problem.batch  # for most sequences
-    return _with(DEFAULT, l2_hints=short, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=short,
+    # CTAs that walk alone gain by rotation, tiles of one sequence lose by it
+    return _with(DEFAULT, l2_hints=near, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=near,
                  turns=longest_k > 512, pairs=two_blocks and problem.group_size == 1)
