@@ -55,10 +55,10 @@ class DevicePlan(NamedTuple):
     """`Bounds` and tables on the device: int32 ``tiles [.., 24]``, ``bounds [programs + 1]``, ``blocks [.., 6]``.
 
     ``counters [batch * heads_kv]`` of tiles that take turns are zeros, and again after each launch of the main kernel,
-    so that two launches with one plan must not run at once (launches on one stream don't; replays of one graph on two
-    streams would); without turns it is one number that means nothing. Of the fields of ``tiles``, those from `STORES` to `WANTED` are
-    written where tiles are counted, `WANTED` and `COUNTER` where they take turns, `ROLE` and `BACK` where they are
-    done by pairs.
+    so that two launches with one plan must not run at once (those on one stream don't; replays of one graph on two
+    streams would); without turns it is one number that means nothing. Of the fields of ``tiles``, those from `STORES`
+    to `WANTED` are written where tiles are counted, `WANTED` and `COUNTER` where they take turns, `ROLE` and `BACK`
+    where they are done by pairs.
     """
 
     known: Bounds
