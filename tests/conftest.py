@@ -10,6 +10,7 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported, which is after this file
+    torch.set_num_threads(1)  # tensors are tiny: on a busy machine more threads wait for each other, ten times as long
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,7 @@ from triton import jit
 from kernels.hopper import backward, backward_counted, backward_writer
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
+from kernels.hopper.backward_schedule import takes_pairs, takes_turns
 from kernels.mask import Mask
 from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
@@ -61,7 +62,7 @@ CASES = {
                         replace(PAIRS, serpentine=True, l2_hints=True, rotate=True)),
     "in pairs, half skipped": (lambda: problem([65, 200, 256, 1, 330, 300] * 2, [65, 190, 140, 1, 300, 320] * 2, 2, 2),
                                replace(PAIRS, serpentine=True, skip_half=True)),
-    "in pairs, many blocks": (lambda: problem([200] * 4, [640, 513, 900, 129], 2, 2), PAIRS),
+    "in pairs, many blocks": (lambda: problem([200, 130, 70, 190] * 2, [640, 513, 700, 129] * 2, 2, 2), PAIRS),
     "in turns": (lambda: problem([65, 200, 70], [300, 520, 100], 2, 2), TURNS),
     "in turns, self": (lambda: problem([400, 128, 1, 0, 700, 300], [400, 128, 1, 0, 700, 300]),
                        replace(TURNS, owned_blocks=2, l2_hints=True, skip_half=True)),
@@ -110,6 +111,9 @@ CASES = {
 def test_right_in_every_mode(name):
     make, options = CASES[name]
     case = make()
+    if options:  # what the case is there for is what is run, with three SMs
+        assert takes_turns(case, options, 3) == options.turns
+        assert takes_pairs(case, options, 3, 128 if case.head_dim == 64 else 64, 128) == options.pairs
     check(case, *tensors(case), options)
 
 
