@@ -8,8 +8,9 @@ import torch
 from forward_cases import EDGES, MASKS, problem, tensors
 
 from kernels.hopper import IMPLEMENTATION
-from kernels.hopper.backward_options import SHORT_GAP
+from kernels.hopper.backward_options import SHORT_GAP, select
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
+from kernels.hopper.backward_schedule import takes_pairs, takes_turns
 from kernels.reference import attention_reference, attention_reference_backward, attention_reference_lowp_backward
 
 GUARD = 4096  # elements before and after each output
@@ -99,6 +100,33 @@ def test_heads_of_64(mask, guards):
     case = problem(*EDGES, dim=64, dtype=torch.float16, mask=MASKS[mask], device="cuda")
     values = inputs(case)
     check(case, *values, guards(case, *values, None))
+
+
+MANY = {  # lengths of Q and K, heads, options: enough sequences for every CTA of the card
+    "in turns": ([65, 128, 1, 0, 300, 700] * 30, [65, 128, 1, 0, 300, 700] * 30, {},
+                 Options(turns=True, owned_blocks=1, serpentine=True)),
+    "in turns, causal": ([65, 128, 1, 0, 300, 700] * 30, [65, 128, 1, 0, 300, 700] * 30, {"mask": MASKS["causal"]},
+                         Options(turns=True, owned_blocks=2, l2_hints=True)),
+    "in pairs": ([65, 128, 1, 0, 300, 500, 200, 257, 64, 193, 330, 40] * 80, [256, 0, 300, 65, 500, 1] * 160, {},
+                 Options(pairs=True, owned_blocks=8, serpentine=True, skip_half=True, rotate=True)),
+    "in pairs, as chosen": ([300, 1, 0, 64, 65, 500, 129] * 60, [256] * 420, {}, None),
+    "tiles without steps": ([65, 0, 0, 200, 0, 0, 0, 300] * 80, [400, 300, 130, 0, 500, 64, 700, 257] * 80, {},
+                            Options(serpentine=True, skip_half=True, rotate=True, l2_hints=True)),
+    "in turns, tiles without steps": ([65, 0, 0, 200, 0, 0, 0, 300] * 40, [400, 300, 130, 0, 500, 64, 700, 257] * 40,
+                                      {"dim": 64}, None),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_sequences(name, guards):
+    len_q, len_k, how, options = MANY[name]
+    case = problem(len_q, len_k, device="cuda", **how)
+    programs = torch.cuda.get_device_properties(0).multi_processor_count
+    chosen = options or select(case)
+    assert takes_turns(case, chosen, programs) == ("turns" in name)
+    assert takes_pairs(case, chosen, programs, 128 if case.head_dim == 64 else 64, 128) == ("pairs" in name)
+    values = inputs(case)
+    check(case, *values, guards(case, *values, options))
 
 
 @pytest.mark.parametrize("name", ["two stages", "short gap", "all once", "rotated, L2 told", "counted"])
