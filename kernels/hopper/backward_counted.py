@@ -20,7 +20,7 @@ waiting.
 import triton
 import triton.language as tl
 
-from kernels.hopper.backward_parts import FIELDS, spread_row
+from kernels.hopper.backward_parts import FIELDS, spread_row, stores_done
 
 
 @triton.jit
@@ -54,23 +54,6 @@ def await_all_adds(counter, wanted):
 
 
 @triton.jit
-def count_add(counter):
-    """A one-warp task's TMA stores so far are complete; count them as one tile's."""
-    return tl.inline_asm_elementwise("""
-    {
-    .reg .pred %p;
-    .reg .b32 %lane;
-    cp.async.bulk.wait_group 0;
-    fence.proxy.async.global;
-    bar.warp.sync 0xffffffff;
-    mov.u32 %lane, %laneid;
-    setp.eq.s32 %p, %lane, 0;
-    @%p red.release.gpu.global.add.s32 [$1], 1;
-    mov.u32 $0, 0;
-    }""", "=r,l", [counter], tl.int32, False, 1)
-
-
-@triton.jit
 def count_tile(counter):
     """A one-warp task counts a tile, all of whose dQ is complete."""
     return tl.inline_asm_elementwise("""
@@ -83,6 +66,13 @@ def count_tile(counter):
     @%p red.release.gpu.global.add.s32 [$1], 1;
     mov.u32 $0, 0;
     }""", "=r,l", [counter], tl.int32, False, 1)
+
+
+@triton.jit
+def count_add(counter):
+    """The same, of one block: this task's TMA stores so far, once they are complete."""
+    stores_done(0)
+    return count_tile(counter)
 
 
 @triton.jit
