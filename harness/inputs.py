@@ -56,10 +56,14 @@ class Inputs:
 
 
 def make_problem(case: Case, device: torch.device | str) -> JaggedProblem:
-    """The case's layouts on the device, its shape and mask; ``softmax_scale`` is ``1 / sqrt(head_dim)``."""
+    """The case's layouts on the device, its shape and mask; ``softmax_scale`` is ``1 / sqrt(head_dim)``.
+
+    Self-attention has one layout, as a model that passes the same offsets twice.
+    """
+    layout_k = JaggedLayout.from_lengths(case.lengths_k, device)
     return JaggedProblem(
-        layout_q=JaggedLayout.from_lengths(case.lengths_q, device),
-        layout_k=JaggedLayout.from_lengths(case.lengths_k, device),
+        layout_q=layout_k if case.mode == "self" else JaggedLayout.from_lengths(case.lengths_q, device),
+        layout_k=layout_k,
         num_heads_q=case.num_heads_q, num_heads_kv=case.num_heads_kv, head_dim=case.head_dim,
         dtype=DTYPES[case.dtype], softmax_scale=case.head_dim**-0.5, mask=case.mask, broadcast_q=case.broadcast_q)
 

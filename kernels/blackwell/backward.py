@@ -63,7 +63,7 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
         acc.zero_()
     launch = _launchers(problem, chosen, order == "clc", device)
     launch.prepare((num_blocks, heads), out, dout, lse, rows, dq, acc, plan.blocks, num_blocks, lse.stride(0),
-                   row_stride, made.shared_at, made.shared_blocks)
+                   row_stride, made.shared_at, made.shared_blocks, 1.0)
     left, right = problem.window_bounds
     ctas, block_n, columns = chosen.ctas, BLOCK_N.value, dq_columns(chosen)
     if len(made.tiles):

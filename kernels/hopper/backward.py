@@ -11,8 +11,8 @@ import torch
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
-from kernels.hopper.backward_plan import device_plan
-from kernels.hopper.backward_schedule import counted
+from kernels.hopper.backward_plan import Bounds, device_plan
+from kernels.hopper.backward_schedule import counted, holds
 from kernels.hopper.forward import sm_count, stream_of
 from kernels.hopper.ragged import packed_blocks
 from kernels.launch import Blocks, Launcher
@@ -55,9 +55,10 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     counters = plan.counters
     if counts:
         counters = torch.empty((heads * known.num_blocks,), dtype=torch.int32, device=device)
-    launch = _launchers(problem, chosen, known.turns, known.pairs, device)
+    launch = _launchers(problem, chosen, known, device)
     launch.prepare((known.num_blocks, heads), out, dout, lse, rows, dq, counters if counts else acc, plan.blocks,
-                   known.num_blocks, problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks)
+                   known.num_blocks, problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks,
+                   problem.softmax_scale)
     left, right = problem.window_bounds
     launch.main((known.programs, 1), packed_blocks(q, block_m, dim), packed_blocks(dout, block_m, dim),
                 packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
@@ -67,10 +68,10 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
                 row_stride)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
-        launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, problem.softmax_scale)
+        launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, 1.0)
     elif known.shared_blocks and not (counts or known.turns):
-        launch.cast((known.num_blocks, heads), acc, dq, plan.blocks, row_stride, known.shared_at, known.shared_blocks,
-                    problem.softmax_scale)
+        launch.cast((known.num_blocks, heads), acc, dq, plan.blocks, row_stride, known.shared_at,
+                    known.shared_blocks, 1.0)
     return dq, dk, dv
 
 
@@ -85,20 +86,20 @@ class _Launchers:
 _LAUNCHERS: dict[Hashable, _Launchers] = {}
 
 
-def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool, pairs: bool,
+def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, known: Bounds,
                device: torch.device) -> _Launchers:
     """The launchers of a variant for one kind of problem."""
     key = (options, problem.head_dim, problem.group_size, problem.dtype, problem.mask.left is None,
-           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options), turns,
-           pairs, device)
+           problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options),
+           known.turns, known.pairs, known.all_seen, device)
     if key not in _LAUNCHERS:
         blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
             Launcher(prepare_kernel, {**blocks, "COUNTED": counted(problem, options)}, small),
-            Launcher(jagged_backward, kernel_constants(problem, options, turns, pairs),
-                     {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options) or turns,
-                      **({"ctas_per_cga": (2, 1, 1)} if pairs else {})}),
+            Launcher(jagged_backward, kernel_constants(problem, options, known.turns, known.pairs, known.all_seen),
+                     {**small, "num_stages": 1, "launch_cooperative_grid": counted(problem, options) or known.turns,
+                      **({"ctas_per_cga": (2, 1, 1)} if known.pairs else {})}),
             Launcher(sum_kernel, {"GROUP": problem.group_size, **blocks, "ROWS": SUM_ROWS, "SPREAD": True}, small),
             Launcher(cast_kernel, {**blocks, "SPREAD": True}, small))
     return _LAUNCHERS[key]
@@ -109,17 +110,17 @@ def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
             and problem.group_size == 1 and problem.mask.is_full)
 
 
-def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool,
-                     pairs: bool) -> dict[str, int | bool]:
-    """The main kernel's compile-time constants; ``turns``, ``pairs``: of the schedule's `Bounds`."""
+def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool, pairs: bool,
+                     all_seen: bool) -> dict[str, int | bool]:
+    """The main kernel's compile-time constants; the last three arguments: of the schedule's `Bounds`."""
     return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
             "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
-            "KEEP": _keeps(problem, options), "HINTS": options.l2_hints,
-            "ROTATE": options.rotate and not problem.broadcast_q and not pairs, "COUNTED": counted(problem, options),
+            "KEEP": _keeps(problem, options), "HINTS": options.l2_hints, "COUNTED": counted(problem, options),
             "SKIP": options.skip_half, "SERPENTINE": options.serpentine and not problem.broadcast_q,
-            "TURNS": turns, "PAIR": pairs, "REGISTERS": 232}
+            "TURNS": turns, "PAIR": pairs, "HOLD": holds(problem, options, pairs),
+            "ALL_SEEN": all_seen, "SUMMED": problem.broadcast_q and not _keeps(problem, options), "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

@@ -76,9 +76,9 @@ def count_add(counter):
 
 
 @triton.jit
-def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, scale, GROUP: tl.constexpr,
+def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, GROUP: tl.constexpr,
                  BLOCK_M: tl.constexpr, D: tl.constexpr, HINTS: tl.constexpr):
-    """The idle warps of a CTA cast the blocks that its tiles' records leave to them: dq = scale * accumulator."""
+    """The idle warps of a CTA cast the blocks that its tiles' records leave to them: dq = accumulator."""
     ROWS: tl.constexpr = 512 // D  # 16 bytes of fp32 a thread
     GONE: tl.constexpr = "evict_first" if HINTS else ""
     row0 = tl.arange(0, ROWS)[:, None]
@@ -96,7 +96,7 @@ def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, s
                 x = tl.load(source + (spread_row(row0) * D + column), eviction_policy=GONE)  # [ROWS, D]
                 y = tl.load(source + (spread_row(ROWS + row0) * D + column), eviction_policy=GONE)
                 to = into + (row0 * row_stride + column)
-                tl.store(to, (x * scale).to(dq.dtype.element_ty), mask=row0 < left)
-                tl.store(to + ROWS * row_stride, (y * scale).to(dq.dtype.element_ty), mask=row0 < left - ROWS)
+                tl.store(to, x.to(dq.dtype.element_ty), mask=row0 < left)
+                tl.store(to + ROWS * row_stride, y.to(dq.dtype.element_ty), mask=row0 < left - ROWS)
                 source += 2 * ROWS * D
                 into += 2 * ROWS * row_stride

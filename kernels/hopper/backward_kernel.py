@@ -2,7 +2,7 @@
 
 A CTA is persistent and walks its own slice of a list of tiles; a tile is one block of 128 KV rows of one (sequence, KV
 head). Its steps are the blocks of Q that see it, for each query head of the group. Per step, in the units of the
-operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T (dP^T - delta), then dV += P^T dO,
+operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T scale (dP^T - delta), then dV += P^T dO,
 dK += dS^T Q and dQ = dS K. Each consumer owns 64 KV rows, with dV and dK in registers; dS^T passes through SMEM, so
 that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
 
@@ -21,7 +21,8 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
 
     barrier          completed by                          waited for by
     q_full, do_full  the TMA's bytes: at a tile's first    consumers
-                     step K's too, V's with dO if LATE
+                     step K's too, V's with dO if LATE;
+                     HOLD: the last of each, K and V alone
     k_empty          both consumers, last dQ done          loader, before the next V if LATE, else the next K
     v_empty          both consumers, last dP done or dV    loader, before the next K if LATE, else the next V
                      has left
@@ -37,6 +38,10 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
     may_give, taken, met   see `kernels.hopper.backward_pair` (PAIR)
 
+HOLD: see `kernels.hopper.backward_hold`. ALL_SEEN: no tile is without steps, and there is no code for one. That
+matters: with few steps to a tile all of the kernel's code is in use, and beyond about 64 KB of it warps wait for
+instructions.
+
 With one slot of K and V (LATE) the next K goes to the slot of this V, which is free after the last dP, while dK and dQ
 of the last step are still computed; V, which is needed later, to that of this K.
 
@@ -48,7 +53,7 @@ What becomes of a step's dQ depends on its block of Q and two numbers of the til
 `kernels.hopper.backward_schedule`: the step is the *first* to touch the block, the *last*, both or neither. Last: the
 sum is complete and leaves as dq itself, with the accumulator's part added unless it is first too. Otherwise it goes to
 the accumulator in fp32, stored (first) or reduce-added. TURNS: a tile's writer waits for the tiles that must come
-before it and counts it when its dQ is in memory.
+before it and counts it when its dQ is in memory. SUMMED: a CTA's first tile stores, its others add (broadcast-Q).
 """
 
 import triton
@@ -58,23 +63,20 @@ import triton.language.extra.tlx as tlx
 from kernels.hopper.backward_counted import cast_counted
 from kernels.hopper.backward_loader import load
 from kernels.hopper.backward_output import end_tile, even_out
-from kernels.hopper.backward_pair import Hand
 from kernels.hopper.backward_parts import (
     FIELDS,
     HALF,
     Barriers,
     Buffers,
     Config,
+    Tile,
     Work,
-    first_slot,
-    first_tile,
     opaque,
     steps_with_keys,
-    tile_at,
 )
-from kernels.hopper.backward_step import step_64, step_128, step_without_keys
-from kernels.hopper.backward_walk import block_of_step, gives, takes, walks_back
-from kernels.hopper.backward_writer import write, write_kept
+from kernels.hopper.backward_step import step_64, step_128, step_of, step_without_keys
+from kernels.hopper.backward_walk import gives, walks_back
+from kernels.hopper.backward_writer import write, write_kept, write_summed
 
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
@@ -83,26 +85,27 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
                     NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
-                    ROTATE: tl.constexpr, COUNTED: tl.constexpr, SKIP: tl.constexpr, SERPENTINE: tl.constexpr,
-                    TURNS: tl.constexpr, PAIR: tl.constexpr, REGISTERS: tl.constexpr):
+                    COUNTED: tl.constexpr, SKIP: tl.constexpr, SERPENTINE: tl.constexpr,
+                    TURNS: tl.constexpr, PAIR: tl.constexpr, HOLD: tl.constexpr, ALL_SEEN: tl.constexpr,
+                    SUMMED: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
-    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and delta, +inf and 0 where
-    a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. COUNTED alone uses
-    ``acc`` and ``dq``, the same as their descriptors. ``counters`` int32, zero: COUNTED [num_heads_q, num_blocks],
-    TURNS [batch, KV heads], which are zero again afterwards.
+    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and scale * delta, +inf and 0
+    where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. COUNTED
+    alone uses ``acc`` and ``dq``, the same as their descriptors. ``counters`` int32, zero: COUNTED [num_heads_q,
+    num_blocks], TURNS [batch, KV heads], which are zero again afterwards.
     """
     DTYPE: tl.constexpr = tlx.dtype_of(desc_q)
     LATE: tl.constexpr = NUM_KV == 1 and not KEEP
     USES: tl.constexpr = 2 if LATE else 1  # of the staging a tile, for dV and dK
     ONCE: tl.constexpr = "evict_first" if HINTS else ""
-    AGAIN: tl.constexpr = "evict_last" if HINTS else ""
+    AGAIN: tl.constexpr = "evict_last" if HINTS and (TURNS or SUMMED) else ""
     ROW: tl.constexpr = 0 if D == 128 else 64
     COLUMN: tl.constexpr = 64 if D == 128 else 0
     c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT,
-                             KEEP, ROTATE, COUNTED, SERPENTINE, TURNS, PAIR, LATE, USES, ONCE, AGAIN, ROW, COLUMN,
-                             DTYPE)
+                             KEEP, COUNTED, SERPENTINE, TURNS, PAIR, HOLD, ALL_SEEN, SUMMED, LATE, USES, ONCE, AGAIN,
+                             ROW, COLUMN, DTYPE)
     kv_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 4)
     q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, 1 if KEEP else NUM_Q)
     do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
@@ -114,11 +117,11 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     delta_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
     k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     v_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
-    q_full = tlx.alloc_barriers(NUM_Q)
+    q_full = tlx.alloc_barriers(NUM_Q + HOLD)
     q_empty = tlx.alloc_warp_barrier(NUM_Q, num_warps=8)
     do_empty = tlx.alloc_warp_barrier(NUM_DO, num_warps=8)
     full = tlx.alloc_warp_barrier(STAGES * 2, num_warps=4)
-    do_full = tlx.alloc_barriers(NUM_DO)
+    do_full = tlx.alloc_barriers(NUM_DO + HOLD)
     no_steps = tlx.alloc_barriers(1)
     ready = tlx.alloc_barriers(STAGES * 2)
     taken = ready  # these three are not used without PAIR
@@ -134,15 +137,14 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     pid = tl.program_id(0)
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)
-    start = first_tile(tiles, begin, end, pid, ROTATE)
-    work = Work(tiles, begin, end, start, rows, num_blocks, counters)
+    work = Work(tiles, begin, end, rows, num_blocks, counters)
     buf = Buffers(kv_smem, q_smem, do_smem, ds_smem, staging, final, dkv, lse_smem, delta_smem)
     bar = Barriers(k_empty, v_empty, q_full, q_empty, do_full, do_empty, ready, full, no_steps, may_give, taken, met)
 
     with tlx.async_tasks():
         with tlx.async_task("default"):
             if COUNTED:
-                cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, scale, GROUP, BLOCK_M, D,
+                cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, GROUP, BLOCK_M, D,
                              HINTS)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
@@ -151,92 +153,59 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
             n_kv = 0
             n_idle = 0  # uses of the staging that nobody uses
             n_without = 0
+            n_held = 0
             for place in tl.range(begin, end, num_stages=1):
-                t = tile_at(place, begin, end, start, ROTATE)
-                after = tiles + tile_at(tl.minimum(place + 1, end - 1), begin, end, start, ROTATE) * FIELDS
-                tlx.prefetch(after, level="L1")  # a load would be waited for here
-                tlx.prefetch(after + FIELDS - 1, level="L1")
-                record = tiles + t * FIELDS
+                record = tiles + place * FIELDS
+                tlx.prefetch(record + FIELDS, level="L1")  # the next one; a load would be waited for here
+                tlx.prefetch(record + 2 * FIELDS - 1, level="L1")
                 steps = tl.load(record + 6)
+                if ALL_SEEN:
+                    tl.assume(steps > 0)  # no code for loops that don't run
+                elif steps == 0:
+                    tlx.barrier_wait(no_steps[0], n_without & 1)
+                    n_without += 1
                 whole = steps  # steps with keys for this consumer
                 if SKIP and cid == 1:
                     whole = steps_with_keys(record, steps)
                 cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
-                partials, lasts = tl.load(record + 10), tl.load(record + 12)
                 kb = n_kv % NUM_KV
-                back = walks_back(record, SERPENTINE, PAIR)
-                role = tl.load(record + 18) if PAIR else 0
-                if steps == 0:
-                    tlx.barrier_wait(no_steps[0], n_without & 1)
-                    n_without += 1
+                held = tl.load(record + 18) if HOLD else 0
+                if HOLD:
+                    n_held += held & 1
+                tile = Tile(record, steps, walks_back(record, SERPENTINE, PAIR), tl.load(record + 18) if PAIR else 0,
+                            held, tl.load(record + 10), tl.load(record + 12), n_kv, n_idle, n_held)
                 dk = tl.zeros([HALF, D], tl.float32)
                 dv = tl.zeros([HALF, D], tl.float32)
                 for g in tl.range(0, GROUP, num_stages=1):
                     if SKIP and cid == 1:
                         for i in tl.range(whole, steps, num_stages=1):
-                            qb = n_step % NUM_Q
-                            db = n_step % NUM_DO
-                            use = n_step + USES * n_kv + n_idle
-                            slot = cid if KEEP else use % STAGES * 2 + cid
-                            j = block_of_step(i, steps, back, role, SERPENTINE, PAIR)
-                            k_slot = first_slot(n_kv, NUM_KV, LATE)
-                            hand = Hand(gives(i, steps, role), takes(i, steps, role), taken[0], peer)
-                            last = j < lasts
-                            partial = j < partials
-                            if PAIR:
-                                last &= hand.give == 0
-                                partial &= hand.take == 0
-                            step_without_keys(
-                                kv_smem, ds_smem, staging[slot], final[2 * slot], k_slot, q_full[qb], q_empty[qb],
-                                (n_step // NUM_Q) & 1, do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot],
-                                full[slot], (use // STAGES) & 1, last, n_step > 0 if KEEP else partial,
-                                scale, n_step % 2, hand, cid, c)
+                            step_without_keys(step_of(i, n_step, tile, bar, peer, cid, c), buf, cid, c)
                             n_step += 1
                     for i in tl.range(0, whole, num_stages=1):
-                        qb = n_step % NUM_Q
-                        db = n_step % NUM_DO
-                        use = n_step + USES * n_kv + n_idle
-                        slot = cid if KEEP else use % STAGES * 2 + cid
-                        j = block_of_step(i, steps, back, role, SERPENTINE, PAIR)
-                        k_slot = first_slot(n_kv, NUM_KV, LATE)
-                        v_slot = 2 - k_slot if LATE else 2 * NUM_KV + k_slot
-                        cut = j < cut0
+                        step = step_of(i, n_step, tile, bar, peer, cid, c)
+                        v_slot = 2 - step.k if LATE else 2 * NUM_KV + step.k
+                        cut = step.block < cut0
                         if HAS_LEFT:
-                            cut |= j >= cut1
-                        even = n_step % 2
-                        slot_before = (use + STAGES - 1) % STAGES * 2 + cid if LATE else 0
+                            cut |= step.block >= cut1
+                        before = (step.use + STAGES - 1) % STAGES * 2 + cid if LATE else 0
                         pending = g + i
                         pending = opaque(pending)  # else the first step becomes a copy of its own
                         unsaid = pending > 0
                         if PAIR:
-                            unsaid &= gives(i - 1, steps, role) == 0
+                            unsaid &= gives(i - 1, steps, tile.role) == 0
                         done_v = (i + 1 == whole) & (g == GROUP - 1)
-                        hand = Hand(gives(i, steps, role), takes(i, steps, role), taken[0], peer)
-                        last = j < lasts
-                        partial = j < partials
-                        if PAIR:
-                            last &= hand.give == 0
-                            partial &= hand.take == 0
                         if D == 128:
-                            dk, dv = step_128(
-                                kv_smem, q_smem[0 if KEEP else qb], do_smem[db], ds_smem, staging[slot],
-                                final[2 * slot], lse_smem[qb], delta_smem[qb], k_slot, v_slot, q_full[qb], q_empty[qb],
-                                (n_step // NUM_Q) & 1, do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot],
-                                full[slot], (use // STAGES) & 1, dk, dv, j, cut, last,
-                                n_step > 0 if KEEP else partial, scale_log2, scale, record, left, right, even,
-                                unsaid, full[slot_before], done_v, v_empty[kb], hand, cid, c)
+                            dk, dv = step_128(step, dk, dv, v_slot, cut, unsaid, full[before], done_v, v_empty[kb],
+                                              record, scale_log2, scale, left, right, buf, cid, c)
                         else:
-                            dk, dv = step_64(
-                                kv_smem, q_smem[qb], do_smem[db], ds_smem, staging[slot], final[2 * slot], lse_smem,
-                                delta_smem, 2 * qb, k_slot, v_slot, q_full[qb], q_empty[qb], (n_step // NUM_Q) & 1,
-                                do_full[db], do_empty[db], (n_step // NUM_DO) & 1, ready[slot], full[slot],
-                                (use // STAGES) & 1, dk, dv, j, cut, last, partial, scale_log2, scale, record,
-                                left, right, even, unsaid, full[slot_before], done_v, v_empty[kb], hand, cid, c)
+                            dk, dv = step_64(step, dk, dv, v_slot, cut, unsaid, full[before], done_v, v_empty[kb],
+                                             record, scale_log2, scale, left, right, buf, cid, c)
                         n_step += 1
-                end_tile(dk, dv, desc_dk, desc_dv, record, steps, whole, role, kb, n_step, n_kv, n_idle, scale, buf,
-                         bar, cid, c)
+                end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, cid, c)
                 if PAIR:
-                    n_idle = even_out(steps, role, n_step, n_kv, n_idle, bar, cid, c)
+                    n_idle = even_out(tile, n_step, bar, cid, c)
+                if HOLD:
+                    n_idle += (held & 2) // 2
                 n_kv += 1  # noqa: SIM113
             if KEEP:
                 tlx.fence("async_shared")
@@ -248,5 +217,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
         with tlx.async_task(num_warps=1, registers=24):
             if KEEP:
                 write_kept(desc_acc, work, buf, bar, c)
+            elif SUMMED:
+                write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c)
             else:
                 write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c)

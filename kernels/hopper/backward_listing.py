@@ -215,11 +215,11 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
                 shared_blocks, acc_group, heads, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr,
                 HAS_RIGHT: tl.constexpr, ZIGZAG: tl.constexpr, BROADCAST: tl.constexpr, COUNTED: tl.constexpr,
                 ORDERED: tl.constexpr, TURNS: tl.constexpr, PAIRS: tl.constexpr, ROTATE: tl.constexpr,
-                SERPENTINE: tl.constexpr, CHUNK: tl.constexpr, ROUNDS: tl.constexpr):
+                SERPENTINE: tl.constexpr, HOLD: tl.constexpr, CHUNK: tl.constexpr, ROUNDS: tl.constexpr):
     """Writes the tiles of one CTA and its end in ``bounds``; the last CTA also a record of zeros behind all tiles.
 
     ``workers`` CTAs share the items: all of them, or with BROADCAST those of one head; or with PAIRS, so many pairs of
-    CTAs do. ORDERED: tiles that are counted add in the order in which they were dealt. ROTATE and SERPENTINE mean
+    CTAs do. ORDERED: tiles that are counted add in the order in which they were dealt. SERPENTINE means
     something with PAIRS alone. ROUNDS is even.
     """
     program = tl.program_id(0)
@@ -247,18 +247,21 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
     round_ = tl.arange(0, ROUNDS)
     at = begin
     rounds = tl.cdiv(num_items, workers)
+    if PAIRS or ROTATE:
+        rounds -= (_item(rounds - 1, worker, workers, ZIGZAG) >= num_items).to(tl.int32)
     if PAIRS:  # places in the list: two to a couple, so perhaps one too many
-        last = rounds - 1
-        couples = (rounds - (_item(last, worker, workers, ZIGZAG) >= num_items).to(tl.int32) + 1) // 2
+        couples = (rounds + 1) // 2
         rounds = 2 * couples
-        first_couple = couples * 0
-        if ROTATE:
-            first_couple = couples * (worker * 37 % 64) // 64
+    first_place = rounds * 0  # in the list, of what is done first
+    if ROTATE:
+        first_place = (couples if PAIRS else rounds) * (worker * 37 % 64) // 64
     for round0 in tl.range(0, rounds, ROUNDS, num_stages=1):
         turn = round0 + round_
         listed = turn < rounds
         if PAIRS:
-            turn = (turn // 2 + first_couple) % tl.maximum(couples, 1) * 2 + turn % 2
+            turn = (turn // 2 + first_place) % tl.maximum(couples, 1) * 2 + turn % 2
+        elif ROTATE:
+            turn = (turn + first_place) % tl.maximum(rounds, 1)
         item = _item(turn, worker, workers, ZIGZAG)
         some = listed & (item < num_items)
         size = tl.load(item_sizes + item, mask=some, other=0)
@@ -390,6 +393,17 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
                 wanted = tl.where(tile == 1, k_blocks - 1, 1)
                 tl.store(record + 22, tl.where(owned | (tile == 0), 0, wanted), mask=here)
                 tl.store(record + 23, tl.where(owned, -1, b * heads + head), mask=here)
+            if HOLD:
+                back = tile % 2 == 1
+                from0 = tl.where(back, low0 + steps0 - 1, low0)  # where the tile before ends
+                at0 = tl.where(back, low + steps - 1, low)  # where this one begins
+                to1 = tl.where(back, low, low + steps - 1)
+                at1 = tl.where(back, low1, low1 + steps1 - 1)
+                some = owned & (steps > 0)
+                take = some & (tile > 0) & (steps0 > 0) & (from0 == at0)
+                leave = some & (tile + 1 < k_blocks) & (steps1 > 0) & (to1 == at1)
+                touched = leave & (to1 - low < firsts)
+                tl.store(record + 18, take.to(tl.int32) + 2 * leave.to(tl.int32) + 4 * touched.to(tl.int32), mask=here)
             if PAIRS:
                 back = place_in_item % 2
                 if not SERPENTINE:

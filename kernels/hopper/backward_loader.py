@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_parts import FIELDS, HALF, first_slot, tile_at
+from kernels.hopper.backward_hold import slot_of_step, takes_over
+from kernels.hopper.backward_parts import FIELDS, HALF, first_slot
 from kernels.hopper.backward_walk import block_of_step, walks_back
 from kernels.hopper.ragged import load_rows
 
@@ -26,6 +27,13 @@ def _load_block(desc, buffer, start, length, row, column, barrier, last, c: tl.c
 
 
 @triton.jit
+def _load_keys(desc, buffer, slot, start, length, row, head, barrier, c: tl.constexpr):
+    """A tile's K or V, for both consumers."""
+    for cid in tl.static_range(2):
+        load_rows(desc, buffer[slot + cid], start, length, row + cid * 64, head * c.D, barrier, c.ONCE)
+
+
+@triton.jit
 def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
     """The loader's walk over its CTA's tiles. A ring's full barrier expects its bytes before K and V are waited for."""
     Q_BYTES: tl.constexpr = c.BLOCK_M * c.D * 2
@@ -33,20 +41,25 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
     KV_BYTES: tl.constexpr = 2 * HALF * c.D * 2
     n_step = 0
     n_kv = 0
+    n_held = 0
     for place in tl.range(work.begin, work.end, num_stages=1):
-        t = tile_at(place, work.begin, work.end, work.start, c.ROTATE)
-        record = work.tiles + t * FIELDS
+        record = work.tiles + place * FIELDS
         q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
         k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
         steps, m_first, lasts = tl.load(record + 6), tl.load(record + 9), tl.load(record + 12)
         head, block = tl.load(record + 13), tl.load(record + 14)
         back = walks_back(record, c.SERPENTINE, c.PAIR)
         role = tl.load(record + 18) if c.PAIR else 0
+        held = tl.load(record + 18) if c.HOLD else 0
+        if c.HOLD:
+            n_held += held & 1
         kb = n_kv % c.NUM_KV
         kv_phase = ((n_kv // c.NUM_KV) & 1) ^ 1
         k_slot = first_slot(n_kv, c.NUM_KV, c.LATE)
         v_slot = 2 - k_slot if c.LATE else 2 * c.NUM_KV + k_slot
-        if steps == 0:  # no phase may pass unseen
+        if c.ALL_SEEN:
+            tl.assume(steps > 0)
+        elif steps == 0:  # no phase may pass unseen
             tlx.barrier_wait(bar.k_empty[kb], kv_phase)
             tlx.barrier_wait(bar.v_empty[kb], kv_phase)
             if c.NUM_KV == 2:  # noqa: SIM102 (nor a phase of `no_steps`: consumers have ended the tile before)
@@ -59,53 +72,54 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
                 j = block_of_step(i, steps, back, role, c.SERPENTINE, c.PAIR)
                 m = m_first + j
                 opens = g + i == 0
-                qb = n_step % c.NUM_Q
-                db = n_step % c.NUM_DO
-                at = work.rows + (head_q * work.num_blocks + block + m).to(tl.int64) * (2 * c.BLOCK_M)
-                tlx.barrier_wait(bar.q_empty[qb], ((n_step // c.NUM_Q) & 1) ^ 1)
-                if c.KEEP:  # the same Q in every step, and one step a tile
-                    if n_step > 0:
-                        tlx.barrier_expect_bytes(bar.q_full[qb], ROW_BYTES + 2 * KV_BYTES)
+                held_here = takes_over(held, i)
+                qb, q_at, q_phase = slot_of_step(n_step, n_held, held_here, c.NUM_Q, c.HOLD)
+                db, do_at, do_phase = slot_of_step(n_step, n_held, held_here, c.NUM_DO, c.HOLD)
+                if held_here == 0:
+                    at = work.rows + (head_q * work.num_blocks + block + m).to(tl.int64) * (2 * c.BLOCK_M)
+                    tlx.barrier_wait(bar.q_empty[qb], q_phase ^ 1)
+                    if c.KEEP:  # the same Q in every step, and one step a tile
+                        if n_step > 0:
+                            tlx.barrier_expect_bytes(bar.q_full[qb], ROW_BYTES + 2 * KV_BYTES)
+                        else:
+                            tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES + 2 * KV_BYTES)
+                            load_rows(desc_q, buf.q[0], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb])
                     else:
-                        tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES + 2 * KV_BYTES)
-                        load_rows(desc_q, buf.q[0], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb])
-                else:
-                    if opens:
-                        tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES +
-                                                 (KV_BYTES if c.LATE else 2 * KV_BYTES))
-                    else:
-                        tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES)
-                    _load_block(desc_q, buf.q[qb], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb],
-                                j < lasts, c)
-                for x in tl.static_range(c.BLOCK_M // 64):
-                    piece = qb * (c.BLOCK_M // 64) + x
-                    tlx.async_load(at + x * 64, buf.lse[piece], bulk=True, barrier=bar.q_full[qb])
-                    tlx.async_load(at + c.BLOCK_M + x * 64, buf.delta[piece], bulk=True, barrier=bar.q_full[qb])
+                        if opens:
+                            tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES +
+                                                     (KV_BYTES if c.LATE else 2 * KV_BYTES))
+                        else:
+                            tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES)
+                        _load_block(desc_q, buf.q[qb], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb],
+                                    j < lasts, c)
+                    for x in tl.static_range(c.BLOCK_M // 64):
+                        piece = qb * (c.BLOCK_M // 64) + x
+                        tlx.async_load(at + x * 64, buf.lse[piece], bulk=True, barrier=bar.q_full[qb])
+                        tlx.async_load(at + c.BLOCK_M + x * 64, buf.delta[piece], bulk=True, barrier=bar.q_full[qb])
                 if opens:
                     tlx.barrier_wait(bar.v_empty[kb] if c.LATE else bar.k_empty[kb], kv_phase)
-                    for cid in tl.static_range(2):
-                        load_rows(desc_k, buf.kv[k_slot + cid], k_start, k_len, n0 + cid * 64, head * c.D,
-                                  bar.q_full[qb], c.ONCE)
+                    if held_here:
+                        tlx.barrier_expect_bytes(bar.q_full[q_at], KV_BYTES)
+                    _load_keys(desc_k, buf.kv, k_slot, k_start, k_len, n0, head, bar.q_full[q_at], c)
                     if not c.LATE:
                         tlx.barrier_wait(bar.v_empty[kb], kv_phase)
-                        for cid in tl.static_range(2):
-                            load_rows(desc_v, buf.kv[v_slot + cid], k_start, k_len, n0 + cid * 64, head * c.D,
-                                      bar.q_full[qb], c.ONCE)
-                tlx.barrier_wait(bar.do_empty[db], ((n_step // c.NUM_DO) & 1) ^ 1)
-                if c.LATE:
-                    if opens:
-                        tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES + KV_BYTES)
+                        _load_keys(desc_v, buf.kv, v_slot, k_start, k_len, n0, head, bar.q_full[q_at], c)
+                if held_here == 0:
+                    tlx.barrier_wait(bar.do_empty[db], do_phase ^ 1)
+                    if c.LATE:
+                        if opens:
+                            tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES + KV_BYTES)
+                        else:
+                            tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
                     else:
                         tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
-                else:
-                    tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
-                _load_block(desc_do, buf.do[db], o_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.do_full[db],
-                            j < lasts, c)
+                    _load_block(desc_do, buf.do[db], o_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.do_full[db],
+                                j < lasts, c)
                 if c.LATE:  # noqa: SIM102 (one is known to the compiler)
                     if opens:
                         tlx.barrier_wait(bar.k_empty[kb], kv_phase)
-                        for cid in tl.static_range(2):
-                            load_rows(desc_v, buf.kv[v_slot + cid], k_start, k_len, n0 + cid * 64, head * c.D,
-                                      bar.do_full[db], c.ONCE)
+                        if held_here:
+                            tlx.barrier_expect_bytes(bar.do_full[do_at], KV_BYTES)
+                        _load_keys(desc_v, buf.kv, v_slot, k_start, k_len, n0, head, bar.do_full[do_at], c)
                 n_step += 1
         n_kv += 1  # noqa: SIM113

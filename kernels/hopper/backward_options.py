@@ -32,6 +32,9 @@ class HopperBackwardOptions:
         skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         serpentine: every second tile of an owned sequence walks Q backwards, so that L2 still has what comes first.
+        hold: where a serpentine walk turns, the block of Q stays in shared memory for the CTA's next tile, with its dO
+            and dQ, see `kernels.hopper.backward_hold`. It does nothing where `holds` in
+            `kernels.hopper.backward_schedule` says no.
         rotate: CTAs begin their rounds at different places, so that not all are at their longest sequences at once.
         keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
             mask or groups, D = 128; elsewhere it does nothing.
@@ -58,6 +61,7 @@ class HopperBackwardOptions:
     skip_half: bool = False
     l2_hints: bool = False
     serpentine: bool = False
+    hold: bool = False
     rotate: bool = False
     keep_dq: bool = False
     direct_dq: bool = True
@@ -86,7 +90,8 @@ class HopperBackwardOptions:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
         parts = [stages, "dk" * self.dk_first, "skip" * self.skip_half, "l2" * self.l2_hints,
-                 "serp" * self.serpentine, "pair" * self.pairs, "rot" * self.rotate, "keep" * self.keep_dq,
+                 "serp" * self.serpentine, "hold" * self.hold, "pair" * self.pairs, "rot" * self.rotate,
+                 "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
                  "turn" * self.turns, "det" * self.deterministic]
         return "-".join(part for part in parts if part)
@@ -114,11 +119,14 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
         return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False, serpentine=short, turns=True)
     if not problem.mask.is_full:
         return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short,
-                     serpentine=short and problem.mask.left is None)
+                     serpentine=short and problem.mask.left is None, hold=short)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
     near = short or typical <= 512  # L2 can still have what comes again
     two_blocks = 128 < longest_k <= 256 and problem.layout_k.total > 192 * problem.batch  # for most sequences
+    grouped = problem.group_size > 1
+    many = problem.batch * problem.num_heads_kv >= 264  # two to an SM, so that tiles take turns
     # CTAs that walk alone gain by rotation, tiles of one sequence lose by it
-    return _with(DEFAULT, l2_hints=near, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=near,
-                 turns=longest_k > 512, pairs=two_blocks and problem.group_size == 1)
+    return _with(DEFAULT, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512,
+                 serpentine=near, hold=short, owned_blocks=2 if grouped else 4, turns=longest_k > 512,
+                 pairs=two_blocks and not grouped)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.hopper.backward_hold import leaves
 from kernels.hopper.backward_walk import gives
 from kernels.hopper.ragged import store_rows
 
@@ -20,28 +21,29 @@ def _slot_of_use(use, bar, CID: tl.constexpr, c: tl.constexpr):
 
 
 @triton.jit
-def end_tile(dk, dv, desc_dk, desc_dv, record, steps, whole, role, kb, n_step, n_kv, n_idle, scale, buf,
-             bar, CID: tl.constexpr, c: tl.constexpr):
-    """``dk``, ``dv`` fp32 [64, D] of the CTA's ``n_kv``-th tile, ``whole`` of whose steps had keys for this consumer.
+def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: tl.constexpr, c: tl.constexpr):
+    """``dk``, ``dv`` fp32 [64, D] of a tile, ``whole`` of whose steps had keys for this consumer.
 
-    ``n_step``, ``n_idle``: steps so far, this tile's among them, and uses of the staging that nobody used.
+    ``n_step``: the CTA's steps so far, this tile's among them.
     """
     DKV: tl.constexpr = 128 // c.D  # slots of dkv to one of the staging
+    use = n_step + c.USES * tile.n_kv + tile.n_idle  # of the staging, the one after the last step's
+    leave = leaves(tile.held, tile.steps - 1, tile.steps)
     if c.LATE:  # noqa: SIM102 (one is known to the compiler)
-        if (whole > 0) & (gives(steps - 1, steps, role) == 0):
+        if (whole > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0):
             tlx.fence("async_shared")
-            tlx.barrier_arrive(bar.full[(n_step + c.USES * n_kv + n_idle + c.STAGES - 1) % c.STAGES * 2 + CID])
+            tlx.barrier_arrive(bar.full[(use + c.STAGES - 1) % c.STAGES * 2 + CID])
     if c.KEEP:
         tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
     else:
         tlx.barrier_arrive(bar.k_empty[kb])
-    k_start, k_len = tl.load(record + 3), tl.load(record + 4)
-    row = tl.load(record + 5) + CID * 64
-    column = tl.load(record + 13) * c.D
+    k_start, k_len = tl.load(tile.record + 3), tl.load(tile.record + 4)
+    row = tl.load(tile.record + 5) + CID * 64
+    column = tl.load(tile.record + 13) * c.D
     if c.LATE:
         if whole == 0:  # else its last step has
             tlx.barrier_arrive(bar.v_empty[kb])
-        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle, bar, CID, c)
+        slot = _slot_of_use(use, bar, CID, c)
         tlx.local_store(buf.dkv[slot * DKV], dv.to(c.DTYPE))
         tlx.fence("async_shared")
         tlx.barrier_arrive(bar.full[slot])
@@ -52,12 +54,15 @@ def end_tile(dk, dv, desc_dk, desc_dv, record, steps, whole, role, kb, n_step, n
         store_rows(desc_dv, v, k_start, k_len, row, column, c.ONCE)
     if c.KEEP:
         k = buf.kv[kb * 2 + CID]
-        tlx.local_store(k, (dk * scale).to(c.DTYPE))
+        tlx.local_store(k, dk.to(c.DTYPE))
         tlx.fence("async_shared")
         store_rows(desc_dk, k, k_start, k_len, row, column, c.ONCE)
     else:
-        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle + c.USES - 1, bar, CID, c)
-        tlx.local_store(buf.dkv[slot * DKV], (dk * scale).to(c.DTYPE))
+        use += c.USES - 1
+        if c.HOLD:
+            use += leave.to(tl.int32)  # dV's slot again
+        slot = _slot_of_use(use, bar, CID, c)
+        tlx.local_store(buf.dkv[slot * DKV], dk.to(c.DTYPE))
         tlx.fence("async_shared")
         tlx.barrier_arrive(bar.full[slot])
     if not c.LATE:
@@ -68,13 +73,14 @@ def end_tile(dk, dv, desc_dk, desc_dv, record, steps, whole, role, kb, n_step, n
 
 
 @triton.jit
-def even_out(steps, role, n_step, n_kv, n_idle, bar, CID: tl.constexpr, c: tl.constexpr):
+def even_out(tile, n_step, bar, CID: tl.constexpr, c: tl.constexpr):
     """PAIR, after `end_tile`: the use that nobody uses after an odd number of steps alone, see `backward_pair`.
 
-    Returns ``n_idle``, those so far.
+    Returns how many there are so far.
     """
-    if (role == 0) & (steps % 2 == 1):
-        slot = _slot_of_use(n_step + c.USES * n_kv + n_idle + c.USES, bar, CID, c)
+    n_idle = tile.n_idle
+    if (tile.role == 0) & (tile.steps % 2 == 1):
+        slot = _slot_of_use(n_step + c.USES * tile.n_kv + n_idle + c.USES, bar, CID, c)
         tlx.barrier_arrive(bar.full[slot])
         n_idle += 1
     return n_idle

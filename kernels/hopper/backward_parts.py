@@ -32,11 +32,13 @@ class Config(NamedTuple):
     HAS_LEFT: tl.constexpr
     HAS_RIGHT: tl.constexpr
     KEEP: tl.constexpr
-    ROTATE: tl.constexpr
     COUNTED: tl.constexpr
     SERPENTINE: tl.constexpr
     TURNS: tl.constexpr
     PAIR: tl.constexpr
+    HOLD: tl.constexpr
+    ALL_SEEN: tl.constexpr
+    SUMMED: tl.constexpr
     LATE: tl.constexpr
     USES: tl.constexpr
     ONCE: tl.constexpr
@@ -47,12 +49,11 @@ class Config(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A CTA's round of tiles, ``begin ... end - 1`` from ``start`` on, and what their records point to."""
+    """A CTA's tiles, ``begin ... end - 1``, and what their records point to."""
 
     tiles: tl.tensor
     begin: tl.tensor
     end: tl.tensor
-    start: tl.tensor
     rows: tl.tensor
     num_blocks: tl.tensor
     counters: tl.tensor
@@ -70,6 +71,21 @@ class Buffers(NamedTuple):
     dkv: tlx.buffered_tensor  # the staging as [64, D] of dv or dk
     lse: tlx.buffered_tensor
     delta: tlx.buffered_tensor
+
+
+class Tile(NamedTuple):
+    """A tile, for a consumer: of its record, and the CTA's counts before it (`kernels.hopper.backward_kernel`)."""
+
+    record: tl.tensor
+    steps: tl.tensor
+    back: tl.tensor
+    role: tl.tensor
+    held: tl.tensor
+    partials: tl.tensor
+    lasts: tl.tensor
+    n_kv: tl.tensor
+    n_idle: tl.tensor
+    n_held: tl.tensor
 
 
 class Barriers(NamedTuple):
@@ -96,30 +112,6 @@ def opaque(x):
     So it does not hoist what depends on it, a wgmma descriptor for each 16 columns, into registers that aren't there.
     """
     return tl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [x], tl.int32, False, 1)
-
-
-@triton.jit
-def first_tile(tiles, begin, end, pid, ROTATE: tl.constexpr):
-    """Where a CTA begins its round of ``begin ... end - 1``: at a sequence of its own, so that CTAs are not all at
-    their longest ones together.
-    """
-    start = begin
-    if ROTATE:
-        start = begin + (end - begin) * (pid * 37 % 64) // 64
-        while (start < end) & (tl.load(tiles + tl.maximum(tl.minimum(start, end - 1), 0) * FIELDS + 17) != 0):
-            start += 1
-        start = tl.where(start < end, start, begin)
-    return start
-
-
-@triton.jit
-def tile_at(place, begin, end, start, ROTATE: tl.constexpr):
-    """The tile at a place of a CTA's round; past the last of them comes the first again."""
-    tile = place
-    if ROTATE:
-        tile += start - begin
-        tile = tl.where(tile < end, tile, tile - end + begin)
-    return tile
 
 
 @triton.jit

@@ -14,16 +14,18 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["num_blocks", "shared_at", "shared_blocks", "lse_stride"])
 def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride, row_stride, shared_at, shared_blocks,
-                   BLOCK_M: tl.constexpr, D: tl.constexpr, NEGATE: tl.constexpr = False,
+                   delta_scale, BLOCK_M: tl.constexpr, D: tl.constexpr, NEGATE: tl.constexpr = False,
                    COUNTED: tl.constexpr = False):
-    """Writes ``rows [heads, num_blocks, 2, BLOCK_M]``: lse * log2(e) (+inf where P is to be 0), delta = rowsum(O * dO).
+    """Writes ``rows [heads, num_blocks, 2, BLOCK_M]``: lse * log2(e) (+inf where P is to be 0), ``delta_scale`` *
+    rowsum(O * dO).
 
     NEGATE: both with the other sign, for a kernel whose packed arithmetic can add but not subtract.
     Also zeroes the block of the accumulator that others will add to, and the dq that no other kernel writes.
     COUNTED: ``acc`` is the counters of `kernels.hopper.backward_counted`, zeroed in its place.
     """
-    block = tl.program_id(0)
-    head = tl.program_id(1)
+    heads = tl.num_programs(1)
+    pid = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+    block, head = pid // heads, pid % heads  # a block's heads together, as their rows are next to each other
     record = blocks + block * BLOCK_FIELDS
     start, length, first = tl.load(record), tl.load(record + 1), tl.load(record + 2)
     q_start, untouched, shared = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
@@ -36,7 +38,7 @@ def prepare_kernel(out, dout, lse, rows, dq, acc, blocks, num_blocks, lse_stride
     lse2 = tl.load(lse + head.to(tl.int64) * lse_stride + start + row, mask=inside, other=float("inf")) * LOG2_E
     to = rows + (head * num_blocks + block).to(tl.int64) * (2 * BLOCK_M) + tl.arange(0, BLOCK_M)
     lse2 = tl.where(lse2 == -float("inf"), float("inf"), lse2)
-    delta = tl.sum(o * do, 1)
+    delta = tl.sum(o * do, 1) * delta_scale
     tl.store(to, -lse2 if NEGATE else lse2)
     tl.store(to + BLOCK_M, -delta if NEGATE else delta)
     if untouched != 0:

@@ -9,7 +9,7 @@ import torch
 
 from kernels.hopper.backward_listing import deal_kernel, measure_kernel, order_kernel
 from kernels.hopper.backward_options import HopperBackwardOptions
-from kernels.hopper.backward_schedule import FIELDS, counted, ownership, takes_pairs, takes_turns
+from kernels.hopper.backward_schedule import FIELDS, all_seen, counted, holds, ownership, takes_pairs, takes_turns
 from kernels.hopper.forward_schedule import most_tiles
 from kernels.launch import Launcher
 from kernels.problem import JaggedProblem
@@ -34,6 +34,7 @@ class Bounds(NamedTuple):
         acc_blocks: blocks of BLOCK_M rows in the accumulator.
         turns: see `kernels.hopper.backward_schedule.takes_turns`.
         pairs: see `kernels.hopper.backward_schedule.takes_pairs`; ``programs`` is then even.
+        holds, all_seen: see `kernels.hopper.backward_schedule`.
     """
 
     programs: int
@@ -49,6 +50,8 @@ class Bounds(NamedTuple):
     acc_blocks: int
     turns: bool
     pairs: bool
+    holds: bool
+    all_seen: bool
 
 
 class DevicePlan(NamedTuple):
@@ -58,7 +61,7 @@ class DevicePlan(NamedTuple):
     so that two launches with one plan must not run at once (those on one stream don't; replays of one graph on two
     streams would); without turns it is one number that means nothing. Of the fields of ``tiles``, those from `STORES`
     to `WANTED` are written where tiles are counted, `WANTED` and `COUNTER` where they take turns, `ROLE` and `BACK`
-    where they are done by pairs.
+    where they are done by pairs, `HOLDS` where blocks are held.
     """
 
     known: Bounds
@@ -79,7 +82,7 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
         copies = max(1, min(sms // heads, -(-layout_k.total // block_n)))  # every copy has a tile
         acc_blocks = heads * copies * group * longest_q
         return Bounds(heads * copies, copies, 0, 0, num_blocks, num_tiles, 0, 0, 0, longest_q, acc_blocks,
-                      False, False)
+                      False, False, False, all_seen(problem))
     programs = min(sms, num_tiles)
     owned_blocks, owned_steps = ownership(problem, options, programs, block_m, block_n)
     if layout_q.on_host and layout_k.on_host:
@@ -103,7 +106,7 @@ def bounds(problem: JaggedProblem, options: HopperBackwardOptions, sms: int, blo
     return Bounds(programs, 0, owned_blocks, owned_steps, num_blocks, num_tiles, partial * group,
                   programs * partial * group, shared_blocks, 0,
                   programs * partial * group + problem.num_heads_q * shared_blocks,
-                  turns, pairs)
+                  turns, pairs, holds(problem, options, pairs), all_seen(problem))
 
 
 def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: str, sms: int, block_m: int,
@@ -115,11 +118,12 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
     layout_q, layout_k, mask = problem.layout_q, problem.layout_k, problem.mask
     partner = layout_q.max_seqlen if problem.broadcast_q else None if layout_q is layout_k else layout_q
     counting = counted(problem, options)
-    pairing = options.pairs and (options.rotate, options.serpentine, options.kv_stages, options.dq_stages,
-                                 problem.head_dim)
+    rotating = options.rotate and not problem.broadcast_q
+    pairing = options.pairs and (options.serpentine, options.kv_stages, options.dq_stages, problem.head_dim)
+    holding = options.hold and options.serpentine and (options.kv_stages, options.dq_stages)
     key = ("hopper backward", partner, problem.broadcast_q, problem.num_heads_q, problem.num_heads_kv, mask,
-           options.direct_dq, options.owned_blocks, options.deterministic, counting, options.turns, pairing, order, sms,
-           block_m, block_n, stream)
+           options.direct_dq, options.owned_blocks, options.deterministic, counting, options.turns, rotating, pairing,
+           holding, order, sms, block_m, block_n, stream)
 
     def build() -> DevicePlan:
         known = bounds(problem, options, sms, block_m, block_n)
@@ -135,7 +139,7 @@ def device_plan(problem: JaggedProblem, options: HopperBackwardOptions, order: s
         limits = layout_q.max_seqlen, layout_k.max_seqlen, known.owned_blocks, known.owned_steps
         launch = _launchers(block_m, block_n, mask.left is not None, mask.right is not None, order,
                             problem.broadcast_q, counting, options.deterministic, known.turns, known.pairs,
-                            known.pairs and options.rotate, known.pairs and options.serpentine, device)
+                            rotating, known.pairs and options.serpentine, known.holds, device)
         launch.measure((-(-batch // 128), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of, batch,
                        *limits, left, right, problem.group_size, 1 if problem.broadcast_q else heads)
         launch.order((-(-batch // SEQUENCES), 1), layout_q.cu_seqlens, layout_k.cu_seqlens, ranks, items, blocks_of,
@@ -158,7 +162,7 @@ class _Launchers(NamedTuple):
 
 @functools.cache
 def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, order: str, broadcast: bool, counting: bool,
-               deterministic: bool, turns: bool, pairs: bool, rotate: bool, serpentine: bool,
+               deterministic: bool, turns: bool, pairs: bool, rotate: bool, serpentine: bool, hold: bool,
                device: torch.device) -> _Launchers:
     blocks = {"BLOCK_M": block_m, "BLOCK_N": block_n}
     return _Launchers(
@@ -168,5 +172,5 @@ def _launchers(block_m: int, block_n: int, has_left: bool, has_right: bool, orde
                                 "TURNS": turns, "SEQUENCES": SEQUENCES, "CHUNK": 256, "WIDTH": 8}, {"num_warps": 4}),
         Launcher(deal_kernel, {**blocks, "HAS_LEFT": has_left, "HAS_RIGHT": has_right, "ZIGZAG": order == "zigzag",
                                "BROADCAST": broadcast, "COUNTED": counting, "ORDERED": counting and deterministic,
-                               "TURNS": turns, "PAIRS": pairs, "ROTATE": rotate, "SERPENTINE": serpentine,
+                               "TURNS": turns, "PAIRS": pairs, "ROTATE": rotate, "SERPENTINE": serpentine, "HOLD": hold,
                                "CHUNK": 2048, "ROUNDS": 64}, {"num_warps": 4}))

@@ -34,6 +34,7 @@ FIELDS = 24  # of a tile record, in the order below
 Q_START, Q_LEN, OUT_START, K_START, K_LEN, K_ROW, STEPS, CUT_END, CUT_FROM, BLOCK, PARTIALS, FIRST_FROM, LASTS, HEAD, \
     ROW_BLOCK, ACC_BLOCK, ACC_GROUP, AFTER_ITSELF, STORES, CAST_FROM, CASTS, TOUCHED, WANTED, COUNTER = range(24)
 ROLE, BACK = STORES, CAST_FROM  # of tiles done by pairs
+HOLDS = STORES  # of tiles of kernels that hold a block
 NEVER = 2**30
 TILE_STEPS = 1.0  # cost of a tile beside its steps, in steps
 
@@ -54,6 +55,8 @@ class BackwardSchedule:
             Where tiles take turns: a tile's dQ waits until ``WANTED`` tiles of its sequence and head are done (those
             without steps count too), as the counter ``COUNTER = sequence * heads_kv + head`` says. The closing tile
             sets it back to 0. ``COUNTER`` is -1 for a tile that takes no turn.
+            Where blocks are held: ``HOLDS`` is the sum of 1 if the tile takes over a block of Q from the one before it,
+            2 if it leaves one to the next, and 4 if an earlier tile has touched that one.
             Tiles of pairs: ``ROLE`` is 0 for a single, in a round 1 for the tile of rank 0 and 2 for that of rank 1;
             ``BACK`` is 1 if the walk over Q goes backwards. All steps of a tile are alike: ``FIRST_FROM`` is 0,
             ``PARTIALS`` is ``STEPS`` in a round with a sum in memory (``AFTER_ITSELF`` is then 1: the cluster wrote
@@ -116,6 +119,7 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     records[:, CUT_END], records[:, CUT_FROM] = tiles.cut_end, tiles.cut_from
     records[:, AFTER_ITSELF] = mine & (tiles.k_row > 0)
     counts, turns = counted(problem, options), takes_turns(problem, options, programs)
+    pairs = takes_pairs(problem, options, programs, block_m, block_n)
     number, of = tiles.k_row // block_n, k_blocks[seq]
     opens, closes = turns & ~mine & (number == 0), turns & ~mine & (number == 1)
     if counts:
@@ -134,6 +138,8 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
         records[:, FIRST_FROM] = np.where(mine | opens, records[:, FIRST_FROM], NEVER)
         records[closes, LASTS] = records[closes, PARTIALS] = tiles.steps[closes]
         records[:, WANTED] = np.where(mine | opens, 0, np.where(closes, of - 1, 1))
+    if holds(problem, options, pairs):
+        records[:, HOLDS] = _held(tiles, mine, number, of)
 
     if problem.broadcast_q:
         return _broadcast(problem, records, order, programs, q_blocks, row_block, block_m)
@@ -152,10 +158,9 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     section = np.where(opens, 0, np.where(closes, 2, 1))[of_unit]  # opening tiles are dealt first, closing ones last
     by_rank = _by_rank(section, seq[of_unit], rank, order)
     items = _with_heads(by_rank, section * len(len_q) + seq[of_unit], heads)
-    pairs = takes_pairs(problem, options, programs, block_m, block_n)
     programs = 2 * max(1, min(programs // 2, len(items))) if pairs else max(1, min(programs, len(items)))
     owner = _deal(len(items), programs, order)
-    deal = np.argsort(owner, kind="stable")
+    deal = np.lexsort((_places(owner, programs, options), owner))
     pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
     starts = of_unit.copy()
     if counts and len(starts):  # from the last tile to the first
@@ -250,6 +255,23 @@ def counted(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
     return options.counted and allowed and not problem.broadcast_q
 
 
+def all_seen(problem: JaggedProblem) -> bool:
+    """Whether it is known that some query sees each key: then no tile is without steps."""
+    layout_q, layout_k = problem.layout_q, problem.layout_k
+    if layout_q is layout_k:
+        return True
+    known = layout_q.on_host and layout_k.on_host
+    none_unseen = known and not layout_k.lengths[layout_q.lengths == 0].any()
+    return problem.mask.is_full and (problem.broadcast_q or none_unseen)
+
+
+def holds(problem: JaggedProblem, options: HopperBackwardOptions, pairs: bool) -> bool:
+    """Whether tiles of owned sequences hand blocks of Q on; ``pairs``: whether pairs of CTAs do all tiles."""
+    return (options.hold and options.serpentine and options.kv_stages == 1 and options.dq_stages == 2 and not pairs
+            and not problem.broadcast_q and problem.group_size == 1 and problem.mask.left is None
+            and not counted(problem, options))
+
+
 def takes_turns(problem: JaggedProblem, options: HopperBackwardOptions, programs: int) -> bool:
     """Whether the tiles of all sequences that aren't owned take turns, with ``programs`` CTAs.
 
@@ -301,6 +323,17 @@ def ownership(problem: JaggedProblem, options: HopperBackwardOptions, programs: 
     return max(options.owned_blocks, 1), min(int(share / 2), NEVER)
 
 
+def _held(tiles: _Tiles, owned: np.ndarray, number: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """`HOLDS` of all tiles, the ``number``-th of ``count`` of an ``owned`` sequence or not."""
+    some, back = tiles.steps > 0, number % 2 == 1
+    first, last = tiles.low, tiles.low + tiles.steps - 1
+    begins, ends = np.where(back, last, first), np.where(back, first, last)
+    leaves = np.zeros(len(number), dtype=bool)
+    leaves[:-1] = (owned & some & (number + 1 < count))[:-1] & some[1:] & (ends[:-1] == begins[1:])
+    touched = leaves & (ends < tiles.first_from)
+    return np.r_[False, leaves[:-1]][:len(leaves)] + 2 * leaves + 4 * touched
+
+
 def _by_rank(section: np.ndarray, sequence: np.ndarray, rank: np.ndarray, order: str) -> np.ndarray:
     """Units by section, within it in order of rank, those of one sequence next to each other."""
     if order == "none":
@@ -329,6 +362,13 @@ def _deal(count: int, programs: int, order: str) -> np.ndarray:
     return owner
 
 
+def _places(owner: np.ndarray, workers: int, options: HopperBackwardOptions, size: int = 1) -> np.ndarray:
+    """The place of each item in its worker's list, or of its couple if ``size`` is 2; `rotate` shifts them."""
+    lists = -(-np.bincount(owner, minlength=workers) // size)
+    shift = lists * (np.arange(workers) * 37 % 64) // 64 if options.rotate else np.zeros_like(lists)
+    return (np.arange(len(owner)) // workers // size - shift[owner]) % lists[owner]
+
+
 def _in_pairs(records: np.ndarray, items: np.ndarray, starts: np.ndarray, sizes: np.ndarray, clusters: int, order: str,
               options: HopperBackwardOptions, scratch: int) -> tuple[np.ndarray, np.ndarray]:
     """The records of all (unit, head) ``items`` as ``clusters`` pairs of CTAs do them, and the CTA of each.
@@ -336,9 +376,7 @@ def _in_pairs(records: np.ndarray, items: np.ndarray, starts: np.ndarray, sizes:
     Unit ``u`` is the ``sizes[u]`` records from ``starts[u]`` on.
     """
     owner, turn = _deal(len(items), clusters, order), np.arange(len(items)) // clusters
-    couples = -(-np.bincount(owner, minlength=clusters) // 2)  # of each cluster
-    shift = couples * (np.arange(clusters) * 37 % 64) // 64 if options.rotate else np.zeros_like(couples)
-    place = (turn // 2 - shift[owner]) % couples[owner]  # of an item's couple in the cluster's lists
+    place = _places(owner, clusters, options, 2)  # of an item's couple in the cluster's lists
 
     count = sizes[items[:, 0]]
     item = np.repeat(np.arange(len(items)), count)

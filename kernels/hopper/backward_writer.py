@@ -10,21 +10,25 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_counted import await_adds, count_add, count_tile
+from kernels.hopper.backward_hold import fetches_to_leave, leaves, takes_over
 from kernels.hopper.backward_pair import give, make_ready_to_take, meet
-from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, stores_done, tile_at
+from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, stores_done
 from kernels.hopper.backward_walk import block_of_step, gives, takes, walks_back
 from kernels.hopper.ragged import store_rows
 
 
 @triton.jit
-def _make_ready(use, row, fetch, desc_acc, buf, bar, NEWER: tl.constexpr, c: tl.constexpr):
+def _make_ready(use, row, fetch, opening, desc_acc, buf, bar, c: tl.constexpr):
     """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
 
-    ``NEWER``: stores issued since the slots' last ones.
+    ``opening``: the two stores issued last are of the other stage, dK's.
     """
     for cid in tl.static_range(2):
         slot = use % c.STAGES * 2 + cid
-        tlx.async_descriptor_store_wait(1 - cid + NEWER)
+        if opening:
+            tlx.async_descriptor_store_wait(3 - cid)
+        else:
+            tlx.async_descriptor_store_wait(1 - cid)
         if fetch:
             tlx.barrier_expect_bytes(bar.ready[slot], HALF * HALF * 4)
             tlx.async_descriptor_load(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
@@ -54,19 +58,63 @@ def write_kept(desc_acc, work, buf, bar, c: tl.constexpr):
 
 
 @triton.jit
+def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
+    """SUMMED: all tiles of a CTA touch the same blocks of Q; the first stores their dQ, the others add to it."""
+    AHEAD: tl.constexpr = 1 if c.STAGES == 2 else 0
+    n_use = 0
+    for place in tl.range(work.begin, work.end, num_stages=1):
+        record = work.tiles + place * FIELDS
+        steps, m_first, firsts = tl.load(record + 6), tl.load(record + 9), tl.load(record + 11)
+        if c.ALL_SEEN:
+            tl.assume(steps > 0)
+        head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
+        adds = tl.load(record + 17) != 0
+        if AHEAD:
+            _make_ready(n_use, 0, False, True, desc_acc, buf, bar, c)
+        for g in tl.range(0, c.GROUP, num_stages=1):
+            for i in tl.range(0, steps, num_stages=1):
+                _make_ready(n_use + AHEAD, 0, False, False, desc_acc, buf, bar, c)
+                row = (acc_block + g * acc_group + m_first + i) * c.BLOCK_M
+                for cid in tl.static_range(2):
+                    slot = n_use % c.STAGES * 2 + cid
+                    tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
+                    if cid == 0:  # noqa: SIM102 (one is known to the compiler)
+                        if adds & (g + i == 0):  # so that the order of the sum is fixed
+                            dq_stores_done(n_use)
+                    if i >= firsts:
+                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
+                                                   eviction_policy=c.AGAIN)
+                    else:
+                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
+                                                   eviction_policy=c.AGAIN, store_reduce="add")
+                n_use += 1
+        k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+        if c.LATE:
+            _make_ready(n_use + AHEAD, 0, False, False, desc_acc, buf, bar, c)
+            _store_kv(desc_dv, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
+            n_use += 1
+        if not AHEAD:
+            _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
+        _store_kv(desc_dk, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
+        n_use += 1
+    stores_done(n_use)
+
+
+@triton.jit
 def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.constexpr):
     """The writer's walk over its CTA's tiles; ``peer``: the rank of a pair's other CTA."""
-    AHEAD: tl.constexpr = c.STAGES == 2
+    AHEAD: tl.constexpr = 1 if c.STAGES == 2 else 0
     n_use = 0
     n_give = 0
     n_take = 0
     n_taken = 0
     n_met = 0
     for place in tl.range(work.begin, work.end, num_stages=1):
-        t = tile_at(place, work.begin, work.end, work.start, c.ROTATE)
-        record = work.tiles + t * FIELDS
+        record = work.tiles + place * FIELDS
         q_start, q_len = tl.load(record), tl.load(record + 1)
         steps, m_first = tl.load(record + 6), tl.load(record + 9)
+        if c.ALL_SEEN:
+            tl.assume(steps > 0)
         partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
         head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
         if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
@@ -83,90 +131,99 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
             stored = -1  # the last step's counter
         back = walks_back(record, c.SERPENTINE, c.PAIR)
         role = tl.load(record + 18) if c.PAIR else 0
+        held = tl.load(record + 18) if c.HOLD else 0
         if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
             if (role != 0) & (partials > 0):
                 meet(bar.met, n_met, peer)
                 n_met += 1
-        if AHEAD:
-            j = tl.maximum(block_of_step(0, steps, back, role, c.SERPENTINE, c.PAIR), 0)
-            row = (acc_block + m_first + j) * c.BLOCK_M
-            if c.PAIR and takes(0, steps, role):
-                make_ready_to_take(bar.ready, bar.may_give, n_use, n_take, peer, c.STAGES)
-                n_take += 1
-            else:
-                _make_ready(n_use, row, j < partials, desc_acc, buf, bar, 0 if c.PAIR else 2, c)
-        for g in tl.range(0, c.GROUP, num_stages=1):
-            column = (head * c.GROUP + g) * c.D
-            for i in tl.range(0, steps, num_stages=1):
-                j = block_of_step(i, steps, back, role, c.SERPENTINE, c.PAIR)
-                m = m_first + j
-                first = j >= firsts
-                last = j < lasts
-                row = (acc_block + g * acc_group + m) * c.BLOCK_M
-                if AHEAD:  # the next step's, of the next query head after this one's last, or dK's
-                    over = i + 1 >= steps
-                    g2 = tl.where(over, g + 1, g)
-                    i2 = tl.where(over, 0, i + 1)
-                    j2 = block_of_step(i2, steps, back, role, c.SERPENTINE, c.PAIR)
-                    row2 = (acc_block + g2 * acc_group + m_first + j2) * c.BLOCK_M
-                    fetch = (j2 < partials) & (g2 < c.GROUP)
-                    if c.PAIR:  # noqa: SIM102
-                        if gives(i - 1, steps, role):
-                            tlx.barrier_wait(bar.taken[0], n_taken & 1)
-                            n_taken += 1
-                    if c.PAIR and takes(i2, steps, role) & (g2 < c.GROUP):
-                        make_ready_to_take(bar.ready, bar.may_give, n_use + 1, n_take, peer, c.STAGES)
-                        n_take += 1
-                    else:
-                        _make_ready(n_use + 1, row2, fetch, desc_acc, buf, bar, 0, c)
-                else:
-                    _make_ready(n_use, row, j < partials, desc_acc, buf, bar, 0, c)
-                if c.COUNTED:
-                    if stored >= 0:
-                        count_add(work.counters + stored)
-                    stored = tl.where(counted, counter0 + g * work.num_blocks + i, -1)
-                    first |= i < storing
-                    if counted & (first == 0):
-                        await_adds(work.counters + stored, wanted)
-                for cid in tl.static_range(2):
-                    slot = n_use % c.STAGES * 2 + cid
-                    tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
-                    if c.PAIR and gives(i, steps, role):
-                        if cid == 1:
-                            give(buf.staging, bar.ready, bar.may_give, slot - 1, n_give, i, steps, role, peer)
-                            n_give += 1
-                    elif last:
-                        store_rows(desc_dq, buf.final[2 * slot], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
-                                   column + cid * c.COLUMN, c.ONCE)
-                    elif first:
-                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                   eviction_policy=c.AGAIN)
-                    else:
-                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                   eviction_policy=c.AGAIN, store_reduce="add")
-                n_use += 1
-        if not AHEAD:
-            _make_ready(n_use, 0, False, desc_acc, buf, bar, 0, c)
-        if c.COUNTED:  # noqa: SIM102 (one is known to the compiler)
-            if stored >= 0:
-                count_add(work.counters + stored)
         k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-        if c.LATE:
-            if c.PAIR:  # noqa: SIM102
-                if gives(steps - 1, steps, role):
+        leaving = leaves(held, steps - 1, steps)
+        g = 0
+        i = -AHEAD  # the step of use `n_use`
+        n_use -= AHEAD
+        for _ in tl.range(0, c.GROUP * steps + AHEAD + c.LATE, num_stages=1):  # LATE: dV comes after the steps
+            g_next = g  # of the use to be given to the consumers: this one, or if AHEAD the next
+            i_next = i
+            if AHEAD:
+                i_next += 1
+                if c.GROUP > 1:
+                    over = (i_next == steps) & (g + 1 < c.GROUP)
+                    g_next += over.to(tl.int32)
+                    i_next = tl.where(over, 0, i_next)
+            j = block_of_step(tl.minimum(i_next, steps - 1), steps, back, role, c.SERPENTINE, c.PAIR)
+            fetch = j < partials
+            given = False
+            if c.HOLD:  # the slots of a step that takes over are the consumers' already, dK's are those of dV
+                fetch |= fetches_to_leave(held, i_next, steps)
+                given = takes_over(held, i_next) | (leaving & (i == steps))
+            fetch &= i_next < steps
+            row = (acc_block + g_next * acc_group + m_first + j) * c.BLOCK_M
+            if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
+                if (i > 0) & gives(i - 1, steps, role):
                     tlx.barrier_wait(bar.taken[0], n_taken & 1)
                     n_taken += 1
-            if AHEAD:
-                _make_ready(n_use + 1, 0, False, desc_acc, buf, bar, 0, c)
-            _store_kv(desc_dv, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
+            if c.PAIR and takes(i_next, steps, role):
+                make_ready_to_take(bar.ready, bar.may_give, n_use + AHEAD, n_take, peer, c.STAGES)
+                n_take += 1
+            elif given == 0:
+                _make_ready(n_use + AHEAD, row, fetch, AHEAD and i < 0 and not c.PAIR, desc_acc, buf, bar, c)
+            if c.COUNTED:
+                if stored >= 0:
+                    count_add(work.counters + stored)
+                stored = -1
+            if i >= 0:
+                if c.LATE and i == steps:
+                    _store_kv(desc_dv, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
+                    if c.HOLD:
+                        n_use += leaving.to(tl.int32)
+                elif leaves(held, i, steps) == 0:
+                    j = block_of_step(i, steps, back, role, c.SERPENTINE, c.PAIR)
+                    m = m_first + j
+                    row = (acc_block + g * acc_group + m) * c.BLOCK_M
+                    column = (head * c.GROUP + g) * c.D
+                    first = j >= firsts
+                    if c.HOLD:
+                        first |= takes_over(held, i)
+                    if c.COUNTED:
+                        stored = tl.where(counted, counter0 + g * work.num_blocks + i, -1)
+                        first |= i < storing
+                        if counted & (first == 0):
+                            await_adds(work.counters + stored, wanted)
+                    for cid in tl.static_range(2):
+                        slot = n_use % c.STAGES * 2 + cid
+                        tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
+                        if c.PAIR and gives(i, steps, role):
+                            if cid == 1:
+                                give(buf.staging, bar.ready, bar.may_give, slot - 1, n_give, i, steps, role, peer)
+                                n_give += 1
+                        elif j < lasts:
+                            store_rows(desc_dq, buf.final[2 * slot], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
+                                       column + cid * c.COLUMN, c.ONCE)
+                        elif first:
+                            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
+                                                       eviction_policy=c.AGAIN)
+                        else:
+                            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
+                                                       eviction_policy=c.AGAIN, store_reduce="add")
             n_use += 1
-            if not AHEAD:
-                _make_ready(n_use, 0, False, desc_acc, buf, bar, 0, c)
+            i += 1
+            if c.GROUP > 1:
+                over = (i == steps) & (g + 1 < c.GROUP)
+                g += over.to(tl.int32)
+                i = tl.where(over, 0, i)
+        if not AHEAD:
+            _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
+        elif c.HOLD:  # noqa: SIM102
+            if leaving:
+                _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
+        if c.COUNTED and not c.LATE:  # noqa: SIM102
+            if stored >= 0:
+                count_add(work.counters + stored)
         _store_kv(desc_dk, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
         n_use += 1
         if c.PAIR:  # noqa: SIM102
             if (role == 0) & (steps % 2 == 1):
-                _make_ready(n_use, 0, False, desc_acc, buf, bar, 0, c)
+                _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
                 for cid in tl.static_range(2):
                     tlx.barrier_wait(bar.full[n_use % c.STAGES * 2 + cid], (n_use // c.STAGES) & 1)
                 n_use += 1

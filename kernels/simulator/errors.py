@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 #: Every check by name. ``SimulationError.check`` and the entries of an allow-list are these names.
 CHECKS: dict[str, str] = {
+    "assume": "a promise to the compiler (tl.assume) that isn't kept",
     "alignment": "a bulk copy whose address or size is not a multiple of 16 bytes",
     "arch": "an operation that this architecture does not have",
     "bytes left at exit": "an mbarrier that still expects bytes when its CTA ends",

@@ -82,6 +82,10 @@ def _shape(dims: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(dims)
 
 
+def _holds(condition: Any) -> bool:
+    return bool(condition.all() if isinstance(condition, torch.Tensor) else condition)
+
+
 class _Math:
     exp, exp2, log, log2 = _unary("exp"), _unary("exp2"), _unary("log"), _unary("log2")
     sqrt, rsqrt, sin, cos, tanh = _unary("sqrt"), _unary("rsqrt"), _unary("sin"), _unary("cos"), _unary("tanh")
@@ -138,14 +142,20 @@ class TL(metaclass=_Missing):
     max_contiguous = max_constancy = multiple_of
 
     @staticmethod
-    def assume(*_: Any, **__: Any) -> None:
-        """A promise to the compiler: nothing to do."""
+    def device_print(*_: Any, **__: Any) -> None:
+        """Nothing to do."""
 
-    device_print = static_print = debug_barrier = assume
+    static_print = debug_barrier = device_print
+
+    @staticmethod
+    def assume(condition: Any) -> None:
+        """A promise to the compiler, which is kept here or a finding."""
+        if not _holds(condition):
+            raise SimulationError("assume", "the condition is false")
 
     @staticmethod
     def device_assert(condition: Any, msg: str = "", **_: Any) -> None:
-        if not bool(condition.all() if isinstance(condition, torch.Tensor) else condition):
+        if not _holds(condition):
             raise SimulationError("static_assert", f"device_assert: {msg}")
 
     @staticmethod

@@ -56,7 +56,7 @@ def compile_backward(options, changes):
     layout = JaggedLayout.from_lengths([1])
     values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
     case = JaggedProblem(layout, layout, **(values | changes))
-    constants = kernel_constants(case, options, options.turns, options.pairs)
+    constants = kernel_constants(case, options, options.turns, options.pairs, True)
     dim, names = case.head_dim, jagged_backward.arg_names
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",

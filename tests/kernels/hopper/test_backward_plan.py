@@ -59,13 +59,13 @@ def built(problem, options, order="zigzag", sms=5, block_m=64):
     return SimpleNamespace(known=known, tiles=tiles[:-1], bounds=ends, blocks=blocks[:used])
 
 
-def same_work(tiles, counting=False, turns=False, pairs=False):
+def same_work(tiles, counting=False, turns=False, pairs=False, holds=False):
     """Tiles without where their partial dQ goes, and without what no step is left to notice."""
     tiles = tiles.copy()
     tiles[:, bs.FIRST_FROM] = np.minimum(tiles[:, bs.FIRST_FROM], tiles[:, bs.STEPS])
     unread = set(range(bs.STORES, bs.FIELDS))
     unread -= set(range(bs.STORES, bs.COUNTER)) if counting else {bs.WANTED, bs.COUNTER} if turns else set()
-    unread -= {bs.ROLE, bs.BACK} if pairs else set()
+    unread -= {bs.ROLE, bs.BACK} if pairs else {bs.HOLDS} if holds else set()
     tiles[:, [bs.ACC_BLOCK, bs.ACC_GROUP, *unread]] = 0
     if counting:  # a tile without steps has nothing to wait for or to cast
         tiles[tiles[:, bs.STEPS] == 0, bs.STORES:bs.WANTED + 1] = 0
@@ -179,7 +179,8 @@ def check_against_the_host(problem, options, order, sms, block_m):
     assert turns == bs.takes_turns(problem, options, made.known.programs)
     pairs = made.known.pairs
     assert pairs == bs.takes_pairs(problem, options, min(sms, made.known.num_tiles), block_m, 128)
-    kinds = counting, turns, pairs
+    assert made.known.holds == bs.holds(problem, options, pairs)
+    kinds = counting, turns, pairs, made.known.holds
     np.testing.assert_array_equal(same_work(made.tiles, *kinds), same_work(wanted.tiles, *kinds))
     if pairs:
         assert made.known.programs % 2 == 0
