@@ -101,6 +101,37 @@ def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
 
 
 @triton.jit
+def _count(uncounted, work):
+    """TURNS: counts a tile, all of whose dQ is complete: twice its counter, and 1 if it is the last in turn; or < 0."""
+    if uncounted >= 0:
+        if uncounted % 2 == 1:  # for the next launch
+            tl.store(work.counters + uncounted // 2, 0)
+        else:
+            count_tile(work.counters + uncounted // 2)
+
+
+@triton.jit
+def _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c: tl.constexpr):
+    """Before a tile's first dQ goes or a partial one comes, and no earlier, as it waits for memory.
+
+    What earlier tiles wrote to the same partial dQ is complete: this CTA's, its pair's, or those that come first in
+    turn. Returns ``n_met``, meetings so far.
+    """
+    if c.PAIR:
+        if (role != 0) & (partials > 0):
+            meet(bar.met, n_met, peer)
+            n_met += 1
+    elif (tl.load(record + 17) != 0) | (uncounted >= 0):
+        dq_stores_done(n_use)
+    if c.TURNS:
+        _count(uncounted, work)
+        wanted = tl.load(record + 22)
+        if wanted > 0:
+            await_adds(work.counters + tl.load(record + 23), wanted)
+    return n_met
+
+
+@triton.jit
 def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.constexpr):
     """The writer's walk over its CTA's tiles; ``peer``: the rank of a pair's other CTA."""
     AHEAD: tl.constexpr = 1 if c.STAGES == 2 else 0
@@ -109,6 +140,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
     n_take = 0
     n_taken = 0
     n_met = 0
+    uncounted = -2  # the last tile that takes turns, see `_count`
     for place in tl.range(work.begin, work.end, num_stages=1):
         record = work.tiles + place * FIELDS
         q_start, q_len = tl.load(record), tl.load(record + 1)
@@ -117,13 +149,6 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
             tl.assume(steps > 0)
         partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
         head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
-        if tl.load(record + 17) != 0:  # the tile before it wrote to the same partial dQ
-            dq_stores_done(n_use)
-        if c.TURNS:
-            turn = work.counters + tl.load(record + 23)
-            wanted = tl.load(record + 22)
-            if wanted > 0:
-                await_adds(turn, wanted)
         if c.COUNTED:
             counted = tl.load(record + 21) > 0
             storing, wanted = tl.load(record + 18), tl.load(record + 22)
@@ -132,10 +157,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
         back = walks_back(record, c.SERPENTINE, c.PAIR)
         role = tl.load(record + 18) if c.PAIR else 0
         held = tl.load(record + 18) if c.HOLD else 0
-        if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
-            if (role != 0) & (partials > 0):
-                meet(bar.met, n_met, peer)
-                n_met += 1
+        settled = False
         k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
         leaving = leaves(held, steps - 1, steps)
         g = 0
@@ -158,6 +180,9 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 given = takes_over(held, i_next) | (leaving & (i == steps))
             fetch &= i_next < steps
             row = (acc_block + g_next * acc_group + m_first + j) * c.BLOCK_M
+            if (settled == 0) & (fetch | (i >= 0)):
+                n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
+                settled = True
             if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
                 if (i > 0) & gives(i - 1, steps, role):
                     tlx.barrier_wait(bar.taken[0], n_taken & 1)
@@ -211,6 +236,9 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 over = (i == steps) & (g + 1 < c.GROUP)
                 g += over.to(tl.int32)
                 i = tl.where(over, 0, i)
+        if not c.LATE:  # noqa: SIM102 (one is known to the compiler)
+            if settled == 0:  # a tile without steps
+                n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
         if not AHEAD:
             _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
         elif c.HOLD:  # noqa: SIM102
@@ -227,11 +255,8 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 for cid in tl.static_range(2):
                     tlx.barrier_wait(bar.full[n_use % c.STAGES * 2 + cid], (n_use // c.STAGES) & 1)
                 n_use += 1
-        if c.TURNS:  # noqa: SIM102
-            if tl.load(record + 23) >= 0:
-                dq_stores_done(n_use)
-                if n0 == 128:  # the last in turn, for the next launch
-                    tl.store(turn, 0)
-                else:
-                    count_tile(turn)
+        if c.TURNS:
+            uncounted = tl.load(record + 23) * 2 + (n0 == 128).to(tl.int32)
     stores_done(n_use)
+    if c.TURNS:
+        _count(uncounted, work)
