@@ -114,19 +114,19 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
         return SHORT_GAP
     if problem.broadcast_q:
         return _with(SHORT_GAP, dk_first=True, keep_dq=True) if longest_q <= 64 else _with(DEFAULT, l2_hints=True)
-    short = longest_k <= 1024
+    short, grouped = longest_k <= 1024, problem.group_size > 1
     if problem.head_dim == 64:
         return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False, serpentine=short, turns=True)
     if not problem.mask.is_full:
         return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short,
-                     serpentine=short and problem.mask.left is None, hold=short)
+                     serpentine=short and problem.mask.left is None,
+                     hold=short and problem.mask.left is None and not grouped)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
     near = short or typical <= 512  # L2 can still have what comes again
     two_blocks = 128 < longest_k <= 256 and problem.layout_k.total > 192 * problem.batch  # for most sequences
-    grouped = problem.group_size > 1
     many = problem.batch * problem.num_heads_kv >= 264  # two to an SM, so that tiles take turns
     # CTAs that walk alone gain by rotation, tiles of one sequence lose by it
-    return _with(DEFAULT, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512,
-                 serpentine=near, hold=short, owned_blocks=2 if grouped else 4, turns=longest_k > 512,
-                 pairs=two_blocks and not grouped)
+    return _with(DEFAULT, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=near,
+                 hold=short and not grouped and not two_blocks, owned_blocks=2 if grouped else 4,
+                 turns=longest_k > 512, pairs=two_blocks and not grouped)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.cases import HAZARDS, Case
-from harness.inputs import GUARD_ROWS, make_inputs
+from harness.inputs import GUARD_ROWS, make_inputs, make_problem
 from kernels.mask import Mask
 
 LENGTHS = np.array([65, 30, 0, 128, 1, 40, 3, 9, 2])
@@ -46,6 +46,14 @@ def test_shapes_and_types(mode, hazard, dtype, torch_dtype):
     assert problem.softmax_scale == 64**-0.5
     assert problem.layout_q.lengths.tolist() == case(mode).lengths_q.tolist()
     assert not any(getattr(inputs, name).requires_grad for name in NAMES)
+
+
+@pytest.mark.parametrize("mode", ["self", "cross", "broadcast_q"])
+def test_self_attention_has_one_layout(mode):
+    """One object, by which a kernel knows that every query sees a key; equal lengths in another mode are two."""
+    problem = make_problem(case(mode, lengths_k=np.full(4, 33)), "cpu")
+    assert problem.layout_q.lengths.tolist() == problem.layout_k.lengths.tolist() == [33] * 4
+    assert (problem.layout_q is problem.layout_k) == (mode == "self")
 
 
 def test_plain_inputs_are_standard_normal_and_independent():

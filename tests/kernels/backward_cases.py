@@ -13,9 +13,11 @@ CROSS = ([65, 128, 1, 0, 200], [64, 0, 130, 70, 257])
 
 
 def problem(len_q, len_k, heads_q=1, heads_kv=1, dim=128, dtype=torch.bfloat16, mask=None, scale=None):
+    """Lengths that are one list have one layout, as in self-attention; equal ones in two lists have two."""
     layout_k = JaggedLayout.from_lengths(len_k)
     broadcast = isinstance(len_q, int)
-    layout_q = JaggedLayout.uniform(len(len_k), len_q) if broadcast else JaggedLayout.from_lengths(len_q)
+    layout_q = layout_k if len_q is len_k else JaggedLayout.from_lengths(len_q) if not broadcast else \
+        JaggedLayout.uniform(len(len_k), len_q)
     return JaggedProblem(layout_q, layout_k, heads_q, heads_kv, dim, dtype, scale or dim ** -0.5, mask or Mask(),
                          broadcast)
 

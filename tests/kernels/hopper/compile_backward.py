@@ -1,12 +1,13 @@
 """Run apart from pytest, without TRITON_INTERPRET: compiles the Hopper backward for sm_90a, without a GPU.
 
-Prints one JSON line a variant: name, shared (bytes), stack (bytes a thread, 0 if nothing spills), set_registers
-(setmaxnreg requests).
+Prints one JSON line a variant: name, shared (bytes), stack (bytes a thread, 0 if nothing spills), instructions (of the
+whole kernel, 16 bytes each), set_registers (setmaxnreg requests).
 """
 
 from __future__ import annotations
 
 import json
+import struct
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,7 @@ from triton.runtime import driver
 
 from kernels.hopper.backward import BLOCK_M, kernel_constants
 from kernels.hopper.backward_kernel import jagged_backward
-from kernels.hopper.backward_options import SHORT_GAP
+from kernels.hopper.backward_options import SHORT_GAP, select
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
@@ -24,7 +25,42 @@ from kernels.offline import OfflineDriver, resource_usage
 from kernels.problem import JaggedProblem
 
 HOPPER = OfflineDriver(90)
+EXECUTABLE = 4  # a flag of a section
+
+
+def problem(length_q=1, length_k=1, **changes):
+    values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
+    layout_q, layout_k = (JaggedLayout.from_lengths([length]) for length in (length_q, length_k))
+    return JaggedProblem(layout_q, layout_k, **(values | changes))
+
+
+def chosen(length_q, length_k, **changes):
+    """What the rule takes for sequences of about these lengths."""
+    known = {name: value for name, value in changes.items() if name != "all_seen"}
+    return select(problem(length_q, length_k, **known)), changes
+
+
+# Name, options, and what is unlike in the problem; ``all_seen`` is of the schedule, and true unless it is there.
 VARIANTS = {
+    "short": chosen(500, 500), "short, pairs": chosen(250, 250),
+    "short, pairs, keys unseen": chosen(250, 250, all_seen=False),
+    "short, keys unseen": chosen(300, 500, all_seen=False), "short, long Q": chosen(2000, 300),
+    "short, long Q, keys unseen": chosen(2000, 300, all_seen=False),
+    "short, causal": chosen(1000, 1000, mask=Mask.make(True)),
+    "short, causal, keys unseen": chosen(1000, 1000, mask=Mask.make(True), all_seen=False),
+    "short, window": chosen(1000, 1000, mask=Mask.make(True, (64, 0))),
+    "short, groups": chosen(500, 500, num_heads_q=8), "short, turns": chosen(1000, 1000),
+    "short, turns, groups": chosen(1000, 1000, num_heads_q=8), "short, D = 64": chosen(500, 500, head_dim=64),
+    "short, turns, keys unseen": chosen(1000, 1000, all_seen=False),
+    "long, causal": chosen(4000, 4000, mask=Mask.make(True)), "shared Q": chosen(192, 1000, broadcast_q=True),
+    "shared Q, groups": chosen(192, 1000, broadcast_q=True, num_heads_q=8),
+    "shared Q, causal": chosen(192, 1000, broadcast_q=True, mask=Mask.make(True), all_seen=False),
+    "shared Q, D = 64": chosen(192, 1000, broadcast_q=True, head_dim=64),
+    "keys unseen": (Options(), {"all_seen": False}), "turns, keys unseen": (Options(turns=True), {"all_seen": False}),
+    "hold": (Options(serpentine=True, hold=True), {}),
+    "hold, causal": (Options(serpentine=True, hold=True), {"mask": Mask.make(True)}),
+    "hold, turns": (Options(serpentine=True, hold=True, turns=True), {}),
+    "hold, D = 64": (Options(serpentine=True, hold=True, ds_stages=1), {"head_dim": 64}),
     "default": (Options(), {}), "all once": (Options(dq_stages=1, ds_stages=1, dk_first=False), {}),
     "short gap": (SHORT_GAP, {}), "hints, rotated": (Options(l2_hints=True, rotate=True), {}),
     "one block of shared Q": (replace(SHORT_GAP, dk_first=True, keep_dq=True), {"broadcast_q": True}),
@@ -42,21 +78,18 @@ VARIANTS = {
     "counted, short gap": (replace(SHORT_GAP, counted=True), {}),
     "counted, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, counted=True), {"head_dim": 64}),
     "turns": (Options(turns=True), {}), "turns, groups": (Options(turns=True), {"num_heads_q": 8}),
-    "turns, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, serpentine=True, turns=True), {"head_dim": 64}),
     "serpentine, skip": (Options(skip_half=True, l2_hints=True, serpentine=True), {}),
     "serpentine, skip, causal": (Options(skip_half=True, l2_hints=True, serpentine=True), {"mask": Mask.make(True)}),
     "pairs": (Options(pairs=True), {}),
-    "pairs, as chosen": (Options(skip_half=True, l2_hints=True, serpentine=True, pairs=True), {}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),
 }
 
 
 def compile_backward(options, changes):
-    layout = JaggedLayout.from_lengths([1])
-    values = {"num_heads_q": 2, "num_heads_kv": 2, "head_dim": 128, "dtype": torch.bfloat16, "softmax_scale": 0.1}
-    case = JaggedProblem(layout, layout, **(values | changes))
-    constants = kernel_constants(case, options, options.turns, options.pairs, True)
+    known = {name: value for name, value in changes.items() if name != "all_seen"}
+    case = problem(**known)
+    constants = kernel_constants(case, options, options.turns, options.pairs, changes.get("all_seen", True))
     dim, names = case.head_dim, jagged_backward.arg_names
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
@@ -76,12 +109,20 @@ def compile_backward(options, changes):
                           options={"num_warps": 4, "num_stages": 1} | cluster)
 
 
+def instructions(cubin):
+    """How many a kernel has, from the sizes of the ELF file's executable sections."""
+    table, (size, count) = struct.unpack_from("<Q", cubin, 0x28)[0], struct.unpack_from("<HH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    return sum(section[5] for section in sections if section[2] & EXECUTABLE) // 16
+
+
 def main():
     driver.set_active(HOPPER)
     for name, (options, changes) in VARIANTS.items():
         kernel = compile_backward(options, changes)
         print(json.dumps({"name": name, "shared": kernel.metadata.shared,
                           "stack": resource_usage(kernel.asm["cubin"])["stack"],
+                          "instructions": instructions(kernel.asm["cubin"]),
                           "set_registers": kernel.asm["ptx"].count("setmaxnreg.inc")}))
 
 

@@ -1,4 +1,4 @@
-"""What the compiler makes of the backward's variants for sm_90a: shared memory that fits, and where registers spill."""
+"""What the compiler makes of the backward's variants for sm_90a: shared memory that fits, spills, and how much code."""
 
 from pathlib import Path
 
@@ -9,10 +9,14 @@ from kernels.hopper.options import SMEM_PER_CTA
 
 SCRIPT = Path(__file__).with_name("compile_backward.py")
 # Bytes of stack a thread at most; others: none.
-SPILLS = {"window": 24, "D = 64": 8, "D = 64, default": 16, "causal": 8, "counted, causal": 8, "counted, groups": 8,
-          "counted, D = 64": 16, "skip": 16, "skip, causal": 16, "skip, counted": 40, "skip, short gap": 32,
-          "skip, groups": 24, "skip, D = 64": 24, "turns, D = 64": 8, "serpentine, skip": 8,
-          "serpentine, skip, causal": 16}
+SPILLS = {
+    "short, causal, keys unseen": 8, "short, window": 32, "short, groups": 32, "short, turns, groups": 16,
+    "short, D = 64": 24, "long, causal": 8, "shared Q, groups": 8, "shared Q, D = 64": 40, "hold, D = 64": 16,
+    "window": 24, "groups": 8, "turns, groups": 8, "causal": 8, "counted, causal": 8, "counted, groups": 8,
+    "counted, D = 64": 8, "skip, causal": 8, "skip, short gap": 32, "skip, groups": 24, "skip, D = 64": 8,
+    "serpentine, skip, causal": 8, "D = 64, default": 8}
+CODE = 4096  # instructions at most, 64 KB: beyond that warps wait for them, where steps are few to a tile
+LONGER = {"short, causal, keys unseen": 4112}
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +34,16 @@ def test_shared_memory_fits(compiled):
 
 def test_registers_are_redistributed(compiled):
     assert all(line["set_registers"] for line in compiled.values())
+
+
+def test_code_for_short_sequences_stays_where_it_is_fetched_from(compiled):
+    """What the rule takes for them is in use from end to end in every tile."""
+    counts = {name: line["instructions"] for name, line in compiled.items() if name.split(",")[0] == "short"}
+    assert len(counts) > 10
+    assert {name: count for name, count in counts.items() if count > LONGER.get(name, CODE)} == {}
+
+
+def test_code_for_tiles_without_steps_is_left_out_where_there_are_none(compiled):
+    for name in ("short", "short, long Q", "short, causal", "short, turns", "short, pairs"):
+        assert compiled[name]["instructions"] < compiled[f"{name}, keys unseen"]["instructions"]
+    assert compiled["default"]["instructions"] < compiled["keys unseen"]["instructions"]

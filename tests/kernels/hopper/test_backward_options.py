@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from kernels.hopper import IMPLEMENTATION, backward
-from kernels.hopper.backward_options import select
+from kernels.hopper.backward_options import HopperBackwardOptions, select
+from kernels.hopper.backward_schedule import holds
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
 from kernels.problem import JaggedProblem
@@ -28,6 +29,7 @@ def make_options(values):
     ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
     ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
     ({"turns": 1}, "turns: expected true or false, got 1"),
+    ({"hold": 1}, "hold: expected true or false, got 1"),
     ({"counted": True, "rotate": True}, "counted: not with rotate"),
     ({"turns": True, "counted": True}, "turns: not with counted"),
     ({"turns": True, "rotate": True}, "turns: not with rotate"),
@@ -42,10 +44,11 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-serp-rot-own4"
-MIDDLE, SHORT_K = "q2o2k1s2d2-dk-l2-serp-own4-turn", "q2o2k1s2d2-dk-l2-serp-rot-own4"
-MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-serp-rot-own8", "q2o2k1s2d2-dk-l2-own4"
-PAIRED = "q2o2k1s2d2-dk-skip-l2-serp-pair-rot-own4"
+FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-serp-hold-rot-own4"
+MIDDLE, SHORT_K = "q2o2k1s2d2-dk-l2-serp-hold-own4-turn", "q2o2k1s2d2-dk-l2-serp-hold-rot-own4"
+MANY, SKEWED = "q2o2k1s2d2-dk-l2-own4-turn", "q2o2k1s2d2-dk-skip-l2-serp-own4-turn"
+MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-serp-hold-rot-own8", "q2o2k1s2d2-dk-l2-own4"
+PAIRED, WIDE_PAIRED = (f"q2o2k1s2d2-dk-{skip}l2-serp-pair-rot-own4" for skip in ("skip-", ""))
 WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
 
 
@@ -54,27 +57,69 @@ WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
     ([500, 300], [500, 300], {}, SHORT), ([200, 250], [200, 250], {}, PAIRED),
     ([100, 250], [100, 250], {}, SHORT),
     ([512], [512], {}, SHORT), ([513], [513], {}, MIDDLE), ([1024], [1024], {}, MIDDLE), ([1025], [1025], {}, FULL),
-    ([400, 500], [256, 256], {}, PAIRED), ([400, 500], [256, 256], {"num_heads_q": 8}, SHORT),
-    ([400, 2000], [256, 256], {}, "q2o2k1s2d2-dk-l2-serp-pair-rot-own4"), ([400, 2000], [257, 256], {}, SHORT_K),
+    ([400, 500], [256, 256], {}, PAIRED),
+    ([400, 500], [256, 256], {"num_heads_q": 8}, SHORT.replace("hold-", "").replace("own4", "own2")),
+    ([400, 2000], [256, 256], {}, WIDE_PAIRED), ([400, 2000], [257, 256], {}, SHORT_K),
     ([64, 100, 300, 40, 2000], [64, 100, 300, 40, 2000], {}, FULL),
     ([64, 100, 300, 40, 1500], [64, 100, 300, 40, 1500], {}, FULL),
-    ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, "q2o2k1s2d2-dk-skip-l2-serp-own4-turn"),
-    ([2000, 1000], [100, 100], {}, SHORT_K), ([100, 100], [2000, 1000], {}, "q2o2k1s2d2-dk-skip-l2-serp-own4-turn"),
-    ([1900], [1900], {"num_heads_q": 8}, FULL), ([900], [900], {"mask": CAUSAL}, MASKED),
+    ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, SKEWED),
+    ([2000, 1000], [100, 100], {}, SHORT_K), ([100, 100], [2000, 1000], {}, SKEWED),
+    ([1900] * 131, [1900] * 131, {}, FULL), ([1900] * 132, [1900] * 132, {}, MANY),
+    ([1900] * 263, [1900] * 263, {"num_heads_kv": 1}, FULL.replace("own4", "own2")),
+    ([1900] * 264, [1900] * 264, {"num_heads_kv": 1}, MANY.replace("own4", "own2")),
+    ([1900], [1900], {"num_heads_q": 8}, FULL.replace("own4", "own2")),
+    ([900], [900], {"num_heads_q": 8}, MIDDLE.replace("hold-", "").replace("own4", "own2")),
+    ([900], [900], {"mask": CAUSAL}, MASKED),
+    ([900], [900], {"mask": CAUSAL, "num_heads_q": 8}, MASKED.replace("hold-", "")),
     ([900], [900], {"mask": WINDOW}, "q2o2k1s2d2-dk-skip-l2-rot-own8"),
+    ([2000], [2000], {"mask": WINDOW}, "q2o2k1s2d2-dk-l2-own8"),
+    ([1024], [1024], {"mask": CAUSAL}, MASKED), ([1025], [1025], {"mask": CAUSAL}, "q2o2k1s2d2-dk-l2-own8"),
     ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-dk-l2-own8"),
     ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-serp-own4-turn"),
     ([2000], [2000], {"head_dim": 64}, "q2o2k2s1d2-own4-turn"),
-    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (192, [900, 200], {}, SHARED_Q),
+    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (64, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"),
+    (65, [900, 200], {}, SHARED_Q), (192, [900, 200], {}, SHARED_Q),
     (192, [900, 200], {"mask": CAUSAL}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, GAP),
     ([0], [0], {}, SHORT),
 ])
 def test_choice(len_q, len_k, changes, token):
+    assert choice(len_q, len_k, **changes).token == token
+
+
+def choice(len_q, len_k, **changes):
     broadcast = isinstance(len_q, int)
     layout_q = JaggedLayout.uniform(len(len_k), len_q) if broadcast else JaggedLayout.from_lengths(len_q)
-    chosen = select(problem(layout_q=layout_q, layout_k=JaggedLayout.from_lengths(len_k), broadcast_q=broadcast,
-                            **changes))
-    assert chosen.token == token
+    return select(problem(layout_q=layout_q, layout_k=JaggedLayout.from_lengths(len_k), broadcast_q=broadcast,
+                          **changes))
+
+
+@pytest.mark.parametrize(("len_q", "len_k", "changes", "held"), [
+    ([500, 300], [500, 300], {}, True), ([900], [900], {}, True), ([900], [900], {"mask": CAUSAL}, True),
+    ([400, 2000], [257, 256], {}, True), ([1025], [1025], {}, False), ([2000], [2000], {"mask": CAUSAL}, False),
+    ([900], [900], {"num_heads_q": 8}, False), ([900], [900], {"head_dim": 64}, False), (192, [900], {}, False),
+    ([200, 250], [200, 250], {}, False),  # by pairs
+    ([900], [900], {"mask": WINDOW}, False),
+])
+def test_where_the_rule_holds_blocks(len_q, len_k, changes, held):
+    chosen = choice(len_q, len_k, **changes)
+    assert holds(problem(broadcast_q=isinstance(len_q, int), **changes), chosen, chosen.pairs) == held
+    assert chosen.hold == held
+
+
+@pytest.mark.parametrize(("options", "changes", "pairs", "held"), [
+    ({}, {}, False, True), ({}, {"mask": CAUSAL}, False, True), ({}, {"mask": WINDOW}, False, False),
+    ({}, {"num_heads_q": 4}, False, False), ({}, {"broadcast_q": True}, False, False), ({}, {}, True, False),
+    ({"serpentine": False}, {}, False, False), ({"hold": False}, {}, False, False),
+    ({"kv_stages": 2, "dq_stages": 1}, {}, False, False), ({"dq_stages": 1}, {}, False, False),
+    ({"counted": True}, {}, False, False), ({"turns": True}, {}, False, True),
+    ({"counted": True}, {"mask": WINDOW}, False, False), ({"deterministic": True}, {}, False, True),
+    # a mask takes counting from deterministic calls, and they own all
+    ({"deterministic": True, "counted": True}, {"mask": CAUSAL}, False, True),
+    ({"ds_stages": 1, "q_stages": 1}, {"head_dim": 64}, False, True),
+])
+def test_where_blocks_can_be_held(options, changes, pairs, held):
+    options = HopperBackwardOptions.make({"hold": True, "serpentine": True} | options)
+    assert holds(problem(**changes), options, pairs) == held
 
 
 def test_switches_show_in_the_record():
@@ -82,6 +127,8 @@ def test_switches_show_in_the_record():
     assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
     options = make_options({"turns": True, "serpentine": True, "l2_hints": True})
     assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-dk-l2-serp-own4-turn/zigzag"
+    options = make_options({"hold": True, "serpentine": True})
+    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-dk-serp-hold-own4/zigzag"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):

@@ -23,7 +23,9 @@ OPTIONS = [HopperBackwardOptions(), HopperBackwardOptions(direct_dq=False), Hopp
            HopperBackwardOptions(owned_blocks=8), HopperBackwardOptions(deterministic=True),
            HopperBackwardOptions(owned_blocks=2, counted=True), HopperBackwardOptions(direct_dq=False, counted=True),
            HopperBackwardOptions(deterministic=True, counted=True), HopperBackwardOptions(turns=True),
-           HopperBackwardOptions(owned_blocks=0, turns=True)]
+           HopperBackwardOptions(owned_blocks=0, turns=True), HopperBackwardOptions(owned_blocks=8, rotate=True),
+           HopperBackwardOptions(owned_blocks=8, serpentine=True, hold=True, rotate=True)]
+HOLDING = {"serpentine": True, "hold": True}
 LENGTHS = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), min_size=1, max_size=24)
 
 
@@ -83,12 +85,113 @@ def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, orde
 
 @given(LENGTHS, st.sampled_from([Mask(), Mask.make(True), Mask.make(False, (None, 30))]), st.integers(0, 4),
        st.sampled_from(["none", "sorted", "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.integers(1, 7),
-       st.sampled_from([64, 128]), st.booleans())
+       st.sampled_from([64, 128]), st.booleans(), st.booleans())
 @settings(max_examples=120, deadline=None, derandomize=True)
-def test_so_it_is_where_tiles_take_turns(pairs, mask, owned, order, heads, sms, block_m, on_host):
+def test_so_it_is_where_tiles_take_turns(pairs, mask, owned, order, heads, sms, block_m, on_host, hold):
     problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
-        check_against_the_host(problem, HopperBackwardOptions(owned_blocks=owned, turns=True), order, sms, block_m)
+        options = HopperBackwardOptions(owned_blocks=owned, turns=True, serpentine=hold, hold=hold)
+        check_against_the_host(problem, options, order, sms, block_m)
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 900)), min_size=1, max_size=24), st.booleans(),
+       st.sampled_from(MASKS), st.sampled_from([{"owned_blocks": 8}, {"owned_blocks": 8, "rotate": True},
+       {"owned_blocks": 2, "turns": True}, {"deterministic": True}]), st.sampled_from(["none", "sorted", "zigzag"]),
+       st.integers(1, 3), st.integers(1, 7), st.sampled_from([64, 128]), st.booleans())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_so_it_is_where_blocks_are_held(pairs, cross, mask, switches, order, heads, sms, block_m, on_host):
+    lengths_q, lengths_k = zip(*pairs, strict=True)
+    problem = make(lengths_q if cross else lengths_k, lengths_k, mask, heads, heads, on_host=on_host)
+    if problem.layout_q.total and problem.layout_k.total:
+        made = check_against_the_host(problem, HopperBackwardOptions(**HOLDING, **switches), order, sms, block_m)
+        assert made.known.holds == (mask.left is None)
+
+
+SELF_LENGTHS = [300, 0, 500, 64, 700, 129, 1, 64, 640, 256]
+CROSS_LENGTHS = [300, 0, 500, 64, 700, 400, 130, 1, 64, 60], [900, 300, 0, 128, 130, 257, 520, 900, 640, 256]
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize(("lengths", "mask", "heads", "switches", "values"), [
+    ("self", Mask(), (2, 2), {"rotate": True}, {0, 1, 2, 7}), ("cross", Mask(), (3, 3), {}, {0, 1, 2, 7}),
+    ("self", Mask.make(True), (2, 2), {}, {0, 1, 2, 6}),
+    ("self", Mask.make(True), (1, 1), {"rotate": True}, {0, 1, 2, 6}),
+    # 7: a walk backwards ends where the next begins, as several KV blocks are seen by the same queries
+    ("cross", Mask.make(True), (2, 2), {}, {0, 1, 2, 6, 7}), ("cross", Mask.make(False, (None, 30)), (2, 2),
+                                                               {"rotate": True}, {0, 1, 2, 6, 7}),
+    ("self", Mask(), (2, 2), {"turns": True, "owned_blocks": 3}, {0, 1, 2, 7}),
+    ("cross", Mask.make(True), (2, 2), {"turns": True, "owned_blocks": 3}, {0, 1, 2}),
+    ("cross", Mask(), (2, 2), {"deterministic": True}, {0, 1, 2, 7}),
+    # here nothing is held
+    ("self", Mask(), (4, 2), {}, None), ("self", Mask.make(True, (50, 0)), (2, 2), {}, None),
+    ("self", Mask(), (2, 2), {"pairs": True, "owned_blocks": 6}, None), ("self", Mask(), (2, 2), {"serpentine": False},
+                                                                          None),
+])
+def test_held_blocks(lengths, mask, heads, switches, values, on_host):
+    """With every value of `HOLDS` that there can be: only a sequence's first tile leaves a block that none touched."""
+    lengths_q, lengths_k = (SELF_LENGTHS,) * 2 if lengths == "self" else CROSS_LENGTHS
+    problem = make(lengths_q * 2, lengths_k * 2, mask, *heads, on_host=on_host)
+    options = HopperBackwardOptions(**{"owned_blocks": 8} | HOLDING | switches)
+    made = check_against_the_host(problem, options, "zigzag", 3, 64)
+    assert made.known.holds == (values is not None)
+    assert made.known.turns == options.turns
+    assert made.known.pairs == options.pairs
+    if values:
+        assert set(made.tiles[:, bs.HOLDS]) == values
+
+
+def test_plans_with_held_blocks_are_kept_apart():
+    problem = make([300] * 9, [300] * 9)
+    small = JaggedProblem(problem.layout_q, problem.layout_k, 2, 2, 64, torch.bfloat16, 0.1)
+    groups = JaggedProblem(problem.layout_q, problem.layout_k, 4, 2, 128, torch.bfloat16, 0.1)
+    for chosen, options, held in ((problem, {}, True), (groups, {}, False), (problem, {"hold": False}, False),
+                                  (problem, {"pairs": True}, False), (small, {"pairs": True}, True),
+                                  (problem, {"serpentine": False}, False), (problem, {}, True),
+                                  (problem, {"kv_stages": 2, "dq_stages": 1}, False),
+                                  (problem, {"dq_stages": 1}, False), (problem, {"counted": True}, False),
+                                  (problem, {"rotate": True}, True), (problem, {"turns": True}, True)):
+        made = check_against_the_host(chosen, HopperBackwardOptions(**HOLDING | options), "zigzag", 4, 64)
+        assert made.known.holds == held
+        assert not held or made.tiles[:, bs.HOLDS].any()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_every_query_of_one_layout_sees_a_key(on_host, mask):
+    layout = make(SELF_LENGTHS, SELF_LENGTHS, on_host=on_host).layout_k
+    problem = JaggedProblem(layout, layout, 2, 2, 128, torch.bfloat16, 0.1, mask)
+    made = check_against_the_host(problem, HopperBackwardOptions(), "zigzag", 3, 64)
+    assert made.known.all_seen
+    assert (made.tiles[:, bs.STEPS] > 0).all()
+
+
+@pytest.mark.parametrize(("lengths_q", "lengths_k", "mask", "on_host", "seen"), [
+    ([5, 300, 0], [300, 5, 0], Mask(), True, True), ([5, 300, 1], [300, 0, 0], Mask(), True, True),
+    ([5, 300, 0], [300, 5, 1], Mask(), True, False), ([0, 300], [1, 5], Mask(), True, False),
+    ([5, 300], [300, 5], Mask(), False, False),  # as nobody knows
+    ([5, 300], [5, 300], Mask.make(True), True, False), ([5, 300], [300, 5], Mask.make(True), True, False),
+    ([5, 300], [5, 300], Mask.make(False, (9, 9)), True, False), (32, [300, 5, 0], Mask(), True, True),
+    (32, [300, 5, 0], Mask(), False, True), (32, [300, 5, 0], Mask.make(True), True, False),
+    (32, [300, 5, 0], Mask.make(False, (9, None)), True, False),
+])
+def test_keys_that_no_query_may_see(lengths_q, lengths_k, mask, on_host, seen):
+    """Two layouts, even equal ones, tell nothing with a mask; without one, lengths on the host do."""
+    broadcast = lengths_q if isinstance(lengths_q, int) else 0
+    problem = make(lengths_q, lengths_k, mask, broadcast=broadcast, on_host=on_host)
+    known = bounds(problem, HopperBackwardOptions(), 3, 64, 128)
+    assert known.all_seen == bs.all_seen(problem) == seen
+    if seen:
+        assert (built(problem, HopperBackwardOptions(), sms=3).tiles[:, bs.STEPS] > 0).all()
+
+
+@given(LENGTHS, st.booleans(), st.sampled_from(MASKS), st.integers(0, 2), st.booleans())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_where_all_keys_are_said_to_be_seen_no_tile_is_without_steps(pairs, same, mask, broadcast, on_host):
+    problem = make(*zip(*pairs, strict=True), mask, broadcast=70 * broadcast, on_host=on_host)
+    if same and not broadcast:
+        problem = JaggedProblem(problem.layout_k, problem.layout_k, 2, 2, 128, torch.bfloat16, 0.1, mask)
+    if problem.layout_q.total and problem.layout_k.total and bs.all_seen(problem):
+        assert (built(problem, HopperBackwardOptions()).tiles[:, bs.STEPS] > 0).all()
 
 
 @pytest.mark.parametrize("mask", [Mask(), Mask.make(True)])
@@ -118,18 +221,18 @@ PAIRS = [(order, rotate, serpentine) for order in ("none", "sorted", "zigzag") f
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 700)), min_size=12, max_size=48), st.booleans(),
        st.sampled_from(PAIRS), st.integers(1, 3), st.integers(1, 7), st.sampled_from([64, 128]), st.booleans())
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_so_it_is_where_pairs_do_all_tiles(lengths, cross, variant, heads, sms, block_m, on_host):
     lengths_q, lengths_k = zip(*lengths, strict=True)
     problem = make(lengths_q if cross else lengths_k, lengths_k, MASKS[0], heads, heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
         order, rotate, serpentine = variant
-        options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine)
+        options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine, hold=True)
         check_against_the_host(problem, options, order, sms, block_m)
 
 
 @pytest.mark.parametrize(("order", "rotate", "serpentine"), PAIRS)
-@pytest.mark.parametrize(("heads", "sms", "on_host"), [(1, 2, True), (1, 3, True), (2, 5, False), (3, 8, True),
+@pytest.mark.parametrize(("heads", "sms", "on_host"), [(1, 2, True), (2, 5, False), (3, 8, True),
                                                        (3, 7, False)])
 @pytest.mark.parametrize("lengths", ["self", "cross", "odd", "even", "short"])
 def test_pairs(lengths, heads, sms, on_host, order, rotate, serpentine):
@@ -279,13 +382,27 @@ def test_broadcast_copies(pairs, mask, heads, order):
 
 
 @pytest.mark.parametrize("options", [HopperBackwardOptions(), HopperBackwardOptions(owned_blocks=1, turns=True),
-                                     HopperBackwardOptions(pairs=True, rotate=True, serpentine=True)])
+                                     HopperBackwardOptions(pairs=True, rotate=True, serpentine=True),
+                                     HopperBackwardOptions(rotate=True),
+                                     HopperBackwardOptions(**HOLDING, owned_blocks=8, rotate=True)])
 def test_more_items_than_a_program_deals_at_once(options):
     lengths = np.random.default_rng(0).integers(0, 300, 700)
     problem = make(lengths, lengths, heads_q=4, heads_kv=4)
     made = check_against_the_host(problem, options, "zigzag", 4, 64)
-    assert (made.known.turns, made.known.pairs) == (options.turns, options.pairs)
+    assert (made.known.turns, made.known.pairs, made.known.holds) == (options.turns, options.pairs, options.hold)
     assert len(made.bounds) == 5
+    assert (np.diff(made.bounds) > 640).all()
+
+
+@pytest.mark.parametrize("order", ["none", "zigzag"])
+@pytest.mark.parametrize(("count", "sms"), [(1, 5), (5, 7), (64, 1), (65, 1), (190, 3), (193, 3), (191, 3), (400, 2)])
+def test_rotated_lists_of_one_to_200_items(count, sms, order):
+    """As many as a program deals at once, one more, and lists of which some are an item longer than others."""
+    lengths = np.random.default_rng(count).integers(1, 400, count)
+    problem = make(lengths, lengths, heads_q=1, heads_kv=1)
+    options = HopperBackwardOptions(**HOLDING, owned_blocks=8, rotate=True)
+    made = check_against_the_host(problem, options, order, sms, 64)
+    assert len(made.bounds) == min(sms, made.known.num_tiles) + 1
 
 
 @pytest.mark.parametrize(("lengths", "on_host", "scratch"), [

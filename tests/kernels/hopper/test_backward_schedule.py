@@ -1,6 +1,7 @@
 """The backward's schedule against brute force: who computes what, and who writes each block of dQ."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,9 @@ OPTIONS = {
     "all counted": HopperBackwardOptions(direct_dq=False, counted=True),
     "counted in order": HopperBackwardOptions(owned_blocks=1, counted=True, deterministic=True),
     "turns": HopperBackwardOptions(turns=True), "most in turns": HopperBackwardOptions(owned_blocks=1, turns=True),
+    "rotated": HopperBackwardOptions(owned_blocks=8, rotate=True),
+    "held": HopperBackwardOptions(owned_blocks=8, serpentine=True, hold=True, rotate=True),
+    "held beside turns": HopperBackwardOptions(owned_blocks=3, serpentine=True, hold=True, turns=True),
 }
 
 
@@ -165,6 +169,56 @@ def test_counted_tiles_never_wait_in_a_circle(lengths, mask, options, order, pro
     assert touched == counters
     assert touched
     assert all(order == sorted(order, reverse=True) for order in adds.values())
+
+
+def walk(record):
+    """The blocks of rows of a tile's steps, in the order of a serpentine walk."""
+    blocks = [*range(record[bs.BLOCK], record[bs.BLOCK] + record[bs.STEPS])]
+    return blocks[::-1] if record[bs.AFTER_ITSELF] and record[bs.K_ROW] // 128 % 2 else blocks
+
+
+@pytest.mark.parametrize(("lengths", "mask", "options", "programs", "block_m"), [*itertools.product(
+    ["self", "cross"], ["full", "causal"], ["held", "held beside turns"], [1, 3], [64, 128])])
+def test_a_block_is_held_wherever_a_walk_turns(lengths, mask, options, programs, block_m):
+    """By following each CTA: from one tile of an owned sequence to the next, if it begins where that one ended."""
+    made = bs.build(make(lengths, mask), OPTIONS[options], "zigzag", programs, block_m)
+    held = 0
+    for begin, end in itertools.pairwise(made.bounds):
+        touched, left = set(), None
+        for i in range(begin, end):
+            record, steps = made.tiles[i], walk(made.tiles[i])
+            owned = made.blocks[record[bs.ROW_BLOCK], 5] < 0 and record[bs.COUNTER] <= 0
+            key = record[bs.ROW_BLOCK], record[bs.HEAD]
+            follower = made.tiles[i + 1] if i + 1 < end else None
+            next_steps = walk(follower) if follower is not None and follower[bs.AFTER_ITSELF] else []
+            leaves = bool(owned and steps and next_steps and steps[-1] == next_steps[0])
+            takes = left is not None
+            fetches = leaves and (key, steps[-1]) in touched
+            assert record[bs.HOLDS] == takes + 2 * leaves + 4 * fetches
+            assert not takes or left == (key, steps[0])
+            left = (key, steps[-1]) if leaves else None
+            touched |= {(key, block) for block in steps}
+            held += leaves
+        assert left is None
+    assert held > (1 if options == "held" else 0)
+
+
+@pytest.mark.parametrize(("order", "options", "programs"), [*itertools.product(
+    ["none", "sorted", "zigzag"], ["rotated", "held"], [1, 2, 3, 5, 9])])
+def test_rotated_lists_are_the_same_from_another_item_on(order, options, programs):
+    lengths = np.random.default_rng(programs).integers(1, 600, 37)
+    layout = JaggedLayout.from_lengths(lengths)
+    problem = JaggedProblem(layout, layout, 2, 2, 128, torch.bfloat16, 0.1)
+    plain, turned = (bs.build(problem, replace(OPTIONS[options], rotate=rotate), order, programs, 64)
+                     for rotate in (False, True))
+    np.testing.assert_array_equal(turned.bounds, plain.bounds)
+    np.testing.assert_array_equal(turned.blocks, plain.blocks)
+    for program, (begin, end) in enumerate(itertools.pairwise(plain.bounds)):
+        tiles = plain.tiles[begin:end]
+        starts = np.flatnonzero(tiles[:, bs.AFTER_ITSELF] == 0)  # of items: an owned sequence, or one tile of another
+        first = starts[len(starts) * (program * 37 % 64) // 64]
+        np.testing.assert_array_equal(turned.tiles[begin:end], np.roll(tiles, -first, axis=0))
+    assert programs == 1 or (turned.tiles != plain.tiles).any()
 
 
 TURNS = [*itertools.product(["self", "cross"], ["full", "causal"], ["turns", "most in turns"],

@@ -8,10 +8,10 @@ import triton.language as tl
 from backward_cases import CROSS, SELF, check_gradients, problem, simulate_backward, tensors
 from triton import jit
 
-from kernels.hopper import backward, backward_counted, backward_writer
+from kernels.hopper import backward, backward_counted, backward_plan, backward_step, backward_writer
 from kernels.hopper.backward_options import SHORT_GAP
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
-from kernels.hopper.backward_schedule import takes_pairs, takes_turns
+from kernels.hopper.backward_schedule import HOLDS, build, takes_pairs, takes_turns
 from kernels.mask import Mask
 from kernels.reference import attention_reference, attention_reference_backward
 from kernels.simulator import SimulationError
@@ -20,6 +20,7 @@ SKIP = Options(skip_half=True)
 COUNTED = Options(counted=True, owned_blocks=1)
 PAIRS = Options(pairs=True, owned_blocks=8)
 TURNS = Options(turns=True, owned_blocks=1)
+HOLD = Options(serpentine=True, hold=True, deterministic=True)  # all are owned
 ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
 
 
@@ -80,6 +81,16 @@ CASES = {
     "one block of shared Q": (lambda: problem(32, [64, 0, 130, 300], 2, 2), None),
     "shared Q": (lambda: problem(150, [64, 0, 130, 300], 2, 1), None),
     "shared Q, causal": (lambda: problem(70, [64, 0, 130], 2, 2, mask=Mask.make(True)), None),
+    "shared Q, causal, keys unseen": (lambda: problem(70, [400, 0, 130, 64], 2, 2, mask=Mask.make(True)), None),
+    "shared Q, window, groups": (lambda: problem(150, [300, 64, 0, 200, 130], 4, 2, mask=Mask.make(False, (40, 30))),
+                                 None),
+    "shared Q, all once": (lambda: problem(150, [64, 0, 130, 300], 4, 2), Options(**ONCE)),
+    "shared Q, K and V twice": (lambda: problem(70, [64, 0, 130, 300], 4, 2), SHORT_GAP),
+    "shared Q, D = 64": (lambda: problem(150, [64, 0, 130, 300], 4, 2, dim=64), None),
+    "shared Q, D = 64, dQ twice": (lambda: problem(150, [64, 0, 300], 2, 2, dim=64, mask=Mask.make(True)), Options()),
+    "shared Q, half skipped": (lambda: problem(70, [40, 0, 130, 190], 2, 1), replace(SKIP, l2_hints=True)),
+    "cross, all keys seen": (lambda: problem([65, 128, 0, 1, 200, 300], [64, 0, 0, 130, 300, 70]), Options()),
+    "cross, all keys seen, in turns": (lambda: problem([65, 128, 200], [300, 0, 400], 2, 2), TURNS),
     "D = 64": (lambda: problem(SELF, SELF, dim=64), Options()),
     "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
                                Options(owned_blocks=0)),
@@ -115,6 +126,116 @@ def test_right_in_every_mode(name):
         assert takes_turns(case, options, 3) == options.turns
         assert takes_pairs(case, options, 3, 128 if case.head_dim == 64 else 64, 128) == options.pairs
     check(case, *tensors(case), options)
+
+
+SAME = object()
+FAIR = {"deterministic": False, "owned_blocks": 8}
+HELD = {
+    "two tiles": ([200, 256, 130], SAME, {}, {}), "three tiles and more": ([300, 400, 70, 520], SAME, {}, {}),
+    "two heads": ([200, 300, 130], SAME, {"heads_q": 2, "heads_kv": 2}, {"rotate": True, **FAIR}),
+    "cross": (*CROSS, {}, {}), "cross, by fair shares": (*CROSS, {"heads_q": 2, "heads_kv": 2}, FAIR),
+    "one step to a tile": ([60, 1, 64], [300, 500, 257], {}, {"rotate": True}),
+    "one step to a tile, half skipped": ([60, 1, 64, 300], [300, 190, 520, 70], {}, {"skip_half": True}),
+    "half skipped": ([300, 65, 400], [300, 40, 320], {}, {"skip_half": True, "l2_hints": True, "rotate": True}),
+    "causal": ([300, 65, 400], SAME, {"mask": Mask.make(True)}, {"skip_half": True}),
+    "causal, cross": ([65, 300, 1, 0, 40], [257, 300, 130, 70, 400], {"mask": Mask.make(True)}, {"rotate": True}),
+    "beside turns": ([200, 520, 130], SAME, {"heads_q": 2, "heads_kv": 2}, {"turns": True, **FAIR, "owned_blocks": 3}),
+    "beside sums": ([300, 520, 200], SAME, {}, {**FAIR, "owned_blocks": 3}),
+    "one Q": (*CROSS, {}, {"q_stages": 1, "do_stages": 1}),
+    "one Q, dS once": ([200, 1, 300], [257, 257, 520], {}, {"q_stages": 1, "do_stages": 1, "ds_stages": 1,
+                                                            "dk_first": False}),
+    "two Q, one dO": ([130, 300], [520, 200], {}, {"do_stages": 1}),
+    "D = 64": (SELF, SAME, {"dim": 64}, {"ds_stages": 1}),
+    "D = 64, cross": ([300, 65, 1], [400, 257, 200], {"dim": 64}, {"ds_stages": 1, "skip_half": True}),
+}
+
+
+def held(name):
+    """A case of ``HELD``, its options, and the values of `HOLDS`: blocks are held by one CTA, and by two."""
+    len_q, len_k, changes, switches = HELD[name]
+    case = problem(len_q, len_q if len_k is SAME else len_k, **changes)
+    options = replace(HOLD, **switches)
+    values = [{*build(case, options, "zigzag", programs, backward.BLOCK_M[case.head_dim]).tiles[:, HOLDS].tolist()}
+              for programs in (1, 2)]
+    assert all(each & {2, 6} for each in values)
+    assert all(takes_turns(case, options, programs) == options.turns for programs in (1, 2))
+    return case, options, set.union(*values)
+
+
+def test_cases_of_held_blocks_have_all_that_there_is():
+    """A tile leaves, takes over, or both, with dQ in memory already and without; and all of it with steps of one."""
+    values = {name: held(name)[2] for name in HELD}
+    assert set.union(*values.values()) == {0, 1, 2, 6, 7}
+    for name in ("three tiles and more", "one step to a tile", "causal, cross", "one Q, dS once", "D = 64, cross"):
+        assert 7 in values[name], name
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_held_blocks(name):
+    case, options, _values = held(name)
+    inputs = tensors(case)
+    for sms, mode, seed in ((1, "random", 0), (2, "random", 1), (1, "lazy", 2), (2, "eager", 3)):
+        check(case, *inputs, options, sms=sms, mode=mode, seed=seed)
+
+
+@jit
+def _not_over(held, i):
+    return (held < 0) & (i == 0)
+
+
+@jit
+def _never(held, i, steps):
+    return (held < 0) & (i == steps)
+
+
+@pytest.mark.parametrize("name", ["three tiles and more", "one step to a tile", "D = 64, cross"])
+def test_a_block_that_is_left_without_the_dq_in_memory_is_wrong(name, monkeypatch):
+    """A middle tile's dQ is added to what it took over or to what it fetches: without the latter some of it is lost."""
+    case, options, _values = held(name)
+    for module in (backward_step, backward_writer):
+        monkeypatch.setattr(module, "fetches_to_leave", _never)
+    inputs = tensors(case)
+    grads = simulate(case, *inputs, options, sms=1)
+    if name == "one step to a tile":  # what a middle tile leaves it has taken over
+        check_gradients(case, *inputs, grads)
+    else:
+        with pytest.raises(AssertionError, match="dq"):
+            check_gradients(case, *inputs, grads)
+
+
+@pytest.mark.parametrize(("part", "broken"), [("takes_over", _not_over), ("leaves", _never)])
+@pytest.mark.parametrize("module", [backward_step, backward_writer])
+def test_roles_that_disagree_on_what_is_held_are_found(module, part, broken, monkeypatch):
+    case, options, _values = held("two tiles")
+    monkeypatch.setattr(module, part, broken)
+    with pytest.raises(SimulationError):
+        simulate(case, *tensors(case), options, sms=1)
+
+
+@pytest.mark.parametrize(("options", "mask"), [(Options(), Mask()), (HOLD, Mask()), (HOLD, Mask.make(True))])
+def test_a_schedule_that_says_that_all_keys_are_seen_is_held_to_it(options, mask, monkeypatch):
+    """`all_seen` leaves out the code for tiles without steps: a false one breaks a promise to the compiler."""
+    case = problem([65, 0, 40], [64, 200, 300], mask=mask)
+    check(case, *tensors(case), options)
+    monkeypatch.setattr(backward_plan, "all_seen", lambda case: True)
+    with pytest.raises(SimulationError) as caught:
+        simulate(case, *tensors(case), options)
+    assert caught.value.check == "assume"
+
+
+def test_keys_are_known_to_be_seen_where_they_are(monkeypatch):
+    """What the kernel is compiled with: by lengths, and without a mask also where queries differ from keys."""
+    seen = []
+    constants = backward.kernel_constants
+    monkeypatch.setattr(backward, "kernel_constants", lambda *given: seen.append(constants(*given)) or seen[-1])
+    for name in ("cross", "cross, all keys seen", "causal", "self", "one block of shared Q", "shared Q",
+                 "shared Q, causal"):
+        make, options = CASES[name]
+        case = make()
+        backward._LAUNCHERS.clear()
+        simulate(case, *tensors(case), options)
+    assert [each["ALL_SEEN"] for each in seen] == [False, True, True, True, True, True, False]
+    assert [each["SUMMED"] for each in seen] == [False] * 5 + [True] * 2
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -177,6 +298,35 @@ def test_deterministic_does_not_depend_on_the_schedule(lengths, options):
     first = simulate(case, *inputs, options, mode="eager")
     second = simulate(case, *inputs, options, mode="random", seed=3)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("changes", [{"heads_kv": 2}, {"heads_kv": 1}, {"heads_kv": 1, "dim": 64}])
+def test_shared_q_does_not_depend_on_the_schedule(changes):
+    case = problem(150, [64, 0, 130, 300], 2, **changes)
+    inputs = tensors(case)
+    first = simulate(case, *inputs, None, mode="eager")
+    for mode, seed in (("lazy", 0), ("random", 1), ("random", 2)):
+        assert all(torch.equal(a, b) for a, b in zip(first, simulate(case, *inputs, None, mode=mode, seed=seed),
+                                                     strict=True))
+
+
+@jit
+def _stores_not_waited_for(x):
+    return x
+
+
+@pytest.mark.parametrize(("make", "options"), [
+    (lambda: problem(70, [130, 300, 64]), None), (lambda: problem([200], [300]), Options(deterministic=True)),
+    (lambda: problem([200], [300]), HOLD),
+    (lambda: problem([65, 200], [300, 520], 2, 2), TURNS)])
+def test_partial_dq_that_is_not_waited_for_is_a_race(make, options, monkeypatch):
+    """What the CTA's tile before has stored has to be complete before this one fetches it, or adds to it."""
+    case = make()
+    inputs = tensors(case)
+    check(case, *inputs, options, sms=1)
+    monkeypatch.setattr(backward_writer, "dq_stores_done", _stores_not_waited_for)
+    with pytest.raises(SimulationError, match=r"global memory (desc_)?acc"):
+        simulate(case, *inputs, options, sms=1)
 
 
 @pytest.mark.parametrize("mode", ["eager", "lazy", "random"])

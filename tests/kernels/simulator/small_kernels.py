@@ -337,3 +337,11 @@ def column(x, out):
     at = tl.arange(0, 64)
     tlx.local_store(tlx.local_view(buffers[0], 0), tl.load(x + at))
     tl.store(out + at, tlx.local_load(tlx.local_view(tlx.local_trans(buffers[0]), 0)))
+
+
+@triton.jit
+def promise(x, n, MORE: tl.constexpr):
+    """Promises the compiler that ``n`` is positive and that the numbers from ``n`` on are more than ``MORE``."""
+    tl.assume(n > 0)
+    tl.assume(n + tl.arange(0, 4) > MORE)
+    tl.store(x, n)

@@ -1,5 +1,7 @@
 """Each check finds the fault that it is there for, in every schedule mode, and says nothing about the right kernel."""
 
+import contextlib
+
 import pytest
 import small_kernels
 import torch
@@ -114,6 +116,21 @@ def test_one_task_cannot_stand_in_for_another_at_a_named_barrier():
     simulator.check_written(x)
     with pytest.raises(SimulationError, match=r"barrier 9: .* arrives a second time"), Simulator():
         small_kernels.turns[(1,)](x, TWICE=True)
+
+
+@pytest.mark.parametrize(("n", "more", "kept"), [(1, 0, True), (0, -1, False), (-1, -9, False), (3, 2, True),
+                                                 (3, 3, False), (3, 6, False)])
+def test_a_promise_to_the_compiler_has_to_be_kept(n, more, kept):
+    """A number's, and each element's of a tensor."""
+    x = torch.zeros(1, dtype=torch.int32)
+    simulator = Simulator()
+    with (contextlib.nullcontext() if kept else pytest.raises(SimulationError)) as caught, simulator:
+        small_kernels.promise[(1,)](x, n, MORE=more)
+    if kept:
+        assert not simulator.findings.counts
+        assert x.item() == n
+    else:
+        assert caught.value.check == "assume"
 
 
 def test_unwritten_memory_and_capacity():
