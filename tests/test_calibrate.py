@@ -35,7 +35,8 @@ def calibrate() -> Iterator[ModuleType]:
     DEFAULT, SHORT_GAP, HopperBackwardOptions(direct_dq=False),
     HopperBackwardOptions(q_stages=1, do_stages=1, dq_stages=1, ds_stages=1, dk_first=False, owned_blocks=0),
     HopperBackwardOptions(skip_half=True, l2_hints=True, serpentine=True, pairs=True, rotate=True, owned_blocks=64),
-    HopperBackwardOptions(keep_dq=True, turns=True), HopperBackwardOptions(serpentine=True, hold=True), HopperBackwardOptions(counted=True, deterministic=True),
+    HopperBackwardOptions(serpentine=True, hold=True), HopperBackwardOptions(keep_dq=True, turns=True),
+    HopperBackwardOptions(counted=True, deterministic=True),
 ], ids=lambda options: options.token)
 def test_a_backward_s_name_says_its_switches(calibrate, options):
     switches, schedule = calibrate.backward_that_ran(f"hopper/{options.token}/sorted")

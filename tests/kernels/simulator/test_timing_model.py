@@ -171,8 +171,8 @@ def test_ghosts_cost_what_the_compiler_would_issue():
 
 
 def test_a_backward_step_loads_shared_memory_as_the_profiler_counted():
-    """Wavefronts of a step on an H200, dQ added in memory (kernels/hopper/NOTES_BACKWARD_RUNS.md): matmuls' operands, dQ
-    staged and read again, Q and dO arriving, lse and delta read by each warp, dS."""
+    """Wavefronts of a step on an H200, dQ added in memory (kernels/hopper/NOTES_BACKWARD_RUNS.md): matmuls'
+    operands, dQ staged and read again, Q and dO arriving, lse and delta read by each warp, dS."""
     busy = [_engine("hopper", Layout((128,), (64 * steps,), 1, 1), "bwd", H200.changed(sms=1), {"direct_dq": False})
             .sms[0].busy() for steps in (10, 30)]
     a_step = {unit: (busy[1][unit] - busy[0][unit]) / 20 for unit in ("smem", "tensor")}
