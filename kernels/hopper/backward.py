@@ -9,11 +9,18 @@ from dataclasses import dataclass
 import torch
 
 from kernels.hopper.backward_kernel import jagged_backward
-from kernels.hopper.backward_options import ORDERS, HopperBackwardOptions, select
+from kernels.hopper.backward_options import (
+    BARRIER_BYTES,
+    ORDERS,
+    HopperBackwardOptions,
+    buffer_bytes,
+    select,
+)
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
 from kernels.hopper.backward_plan import Bounds, device_plan
 from kernels.hopper.backward_schedule import counted, holds
 from kernels.hopper.forward import sm_count, stream_of
+from kernels.hopper.options import SMEM_PER_CTA
 from kernels.hopper.ragged import packed_blocks
 from kernels.launch import Blocks, Launcher
 from kernels.problem import JaggedProblem
@@ -128,6 +135,11 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
         return select(problem)
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
+    dim = problem.head_dim
+    need = buffer_bytes(options, dim, BLOCK_M[dim], _keeps(problem, options)) + BARRIER_BYTES
+    if need > SMEM_PER_CTA:
+        raise ValueError(f"options: {options.token} needs {need:,} bytes of shared memory at D = {dim}, "
+                         f"{SMEM_PER_CTA:,} are there")
     return options
 
 

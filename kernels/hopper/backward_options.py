@@ -11,6 +11,7 @@ from kernels.problem import JaggedProblem
 from kernels.switches import check_switches, from_values
 
 ORDERS = ("none", "sorted", "zigzag")
+BARRIER_BYTES = 1024  # of shared memory, at most
 _ALLOWED: dict[str, tuple[int, ...]] = {
     "q_stages": (1, 2), "do_stages": (1, 2), "kv_stages": (1, 2), "dq_stages": (1, 2), "ds_stages": (1, 2),
     "owned_blocks": tuple(range(0, 65)),
@@ -105,6 +106,16 @@ SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stag
 @functools.cache
 def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptions:
     return replace(options, **changes)
+
+
+def buffer_bytes(options: HopperBackwardOptions, head_dim: int, block_m: int, keeps_dq: bool) -> int:
+    """Bytes of shared memory that a CTA's buffers need, barriers aside; see the table in `backward_kernel`."""
+    block = block_m * head_dim * 2
+    kv = options.kv_stages * 4 * 64 * head_dim * 2
+    ds = options.ds_stages * block_m // 32 * 64 * 64 * 2
+    staging = options.dq_stages * 2 * 64 * 64 * 4
+    q_slots = 1 if keeps_dq else options.q_stages
+    return kv + (q_slots + options.do_stages) * block + ds + staging + options.q_stages * block_m * 2 * 4
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:

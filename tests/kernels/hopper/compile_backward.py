@@ -1,7 +1,7 @@
 """Run apart from pytest, without TRITON_INTERPRET: compiles the Hopper backward for sm_90a, without a GPU.
 
-Prints one JSON line a variant: name, shared (bytes), stack (bytes a thread, 0 if nothing spills), instructions (of the
-whole kernel, 16 bytes each), set_registers (setmaxnreg requests).
+Prints one JSON line a variant: name, shared (bytes), buffers (bytes of it that were expected), stack (bytes a thread,
+0 if nothing spills), instructions (of the whole kernel, 16 bytes each), set_registers (setmaxnreg requests).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from triton.runtime import driver
 
 from kernels.hopper.backward import BLOCK_M, kernel_constants
 from kernels.hopper.backward_kernel import jagged_backward
-from kernels.hopper.backward_options import SHORT_GAP, select
+from kernels.hopper.backward_options import SHORT_GAP, buffer_bytes, select
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.jagged_layout import JaggedLayout
 from kernels.mask import Mask
@@ -87,10 +87,12 @@ VARIANTS = {
 
 
 def compile_backward(options, changes):
+    """The compiled kernel, and the bytes that its buffers should need."""
     known = {name: value for name, value in changes.items() if name != "all_seen"}
     case = problem(**known)
     constants = kernel_constants(case, options, options.turns, options.pairs, changes.get("all_seen", True))
     dim, names = case.head_dim, jagged_backward.arg_names
+    buffers = buffer_bytes(options, dim, BLOCK_M[dim], constants["KEEP"])
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
                  scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
@@ -106,7 +108,7 @@ def compile_backward(options, changes):
                if types[name].startswith("*") or name == "row_stride"}
     cluster = {"ctas_per_cga": (2, 1, 1)} if options.pairs else {}
     return triton.compile(ASTSource(jagged_backward, types, fixed, aligned), target=HOPPER.target,
-                          options={"num_warps": 4, "num_stages": 1} | cluster)
+                          options={"num_warps": 4, "num_stages": 1} | cluster), buffers
 
 
 def instructions(cubin):
@@ -119,8 +121,8 @@ def instructions(cubin):
 def main():
     driver.set_active(HOPPER)
     for name, (options, changes) in VARIANTS.items():
-        kernel = compile_backward(options, changes)
-        print(json.dumps({"name": name, "shared": kernel.metadata.shared,
+        kernel, buffers = compile_backward(options, changes)
+        print(json.dumps({"name": name, "shared": kernel.metadata.shared, "buffers": buffers,
                           "stack": resource_usage(kernel.asm["cubin"])["stack"],
                           "instructions": instructions(kernel.asm["cubin"]),
                           "set_registers": kernel.asm["ptx"].count("setmaxnreg.inc")}))

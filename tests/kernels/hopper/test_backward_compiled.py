@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from offline_script import lines_of
 
+from kernels.hopper.backward_options import BARRIER_BYTES
 from kernels.hopper.options import SMEM_PER_CTA
 
 SCRIPT = Path(__file__).with_name("compile_backward.py")
@@ -26,6 +27,10 @@ def compiled():
 
 def test_spills_are_known(compiled):
     assert {name: line["stack"] for name, line in compiled.items() if line["stack"] > SPILLS.get(name, 0)} == {}
+
+
+def test_buffers_need_what_is_said_before_they_are_made(compiled):
+    assert all(0 < line["shared"] - line["buffers"] <= BARRIER_BYTES for line in compiled.values())
 
 
 def test_shared_memory_fits(compiled):

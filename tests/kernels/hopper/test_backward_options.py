@@ -135,6 +135,17 @@ def test_switches_show_in_the_record():
         backward.describe(problem(), None, {})
 
 
+@pytest.mark.parametrize(("switches", "dim", "need"), [
+    ({"kv_stages": 2}, 128, "296,960"), ({"kv_stages": 2}, 64, "265,216"),
+    ({"kv_stages": 2, "dq_stages": 1, "ds_stages": 1}, 128, "247,808"),
+])
+def test_buffers_that_do_not_fit_are_refused(switches, dim, need):
+    case = problem(head_dim=dim)
+    q, k, lse = torch.ones(case.q_shape), torch.ones(case.kv_shape), torch.ones(2, case.layout_q.total)
+    with pytest.raises(ValueError, match=f"needs {need} bytes of shared memory at D = {dim}, 232,448 are there"):
+        backward.backward(case, q, k, k, q, lse, q, options=make_options(switches))
+
+
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"head_dim": 96}, "head_dim 96 is not one of 64, 128"), ({"dtype": torch.float32}, "torch.float32 is neither")])
 def test_declines(changes, reason, monkeypatch):
