@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 
@@ -45,6 +45,13 @@ _HOPPER_LAYOUTS: dict[str, Layout] = {
 }
 
 
+# A window that leaves a sequence's first keys to no query: tiles without steps before those with one.
+_LATE_WINDOW = {
+    "late-window": Layout((520, 390, 64), (64, 60, 64), heads_q=1, heads_kv=1, head_dim=64,
+                          mask=Mask.make(window_size=(100, 30))),
+}
+
+
 # Tiles with one group of rows and with two, with and without keys, of one KV block and of several.
 _BLACKWELL_LAYOUTS: dict[str, Layout] = {
     "cross": Layout((300, 0, 130, 64, 300), (300, 200, 64, 130, 40), heads_q=1, heads_kv=1, head_dim=64),
@@ -65,6 +72,48 @@ _BLACKWELL_BACKWARD_LAYOUTS: dict[str, Layout] = {
 }
 
 
+# Owned sequences of two KV blocks and of three, one of them by one block of Q, which each tile takes over and leaves;
+# tiles without steps between them; by the diagonal, tiles that begin where the one before did not end.
+_HELD_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((280, 64, 0, 200, 65, 150, 200), heads_q=1, heads_kv=1),
+    "cross": Layout((300, 130, 200, 390, 64), (130, 64, 190, 10, 100), heads_q=1, heads_kv=1),
+    "no-queries": Layout((64, 280, 200, 64, 300, 130), (64, 70, 0, 64, 130, 0), heads_q=1, heads_kv=1),
+    "unseen-first": Layout((400, 64, 64, 64, 64, 50, 40), (0, 64, 40, 64, 64, 50, 40), heads_q=1, heads_kv=1),
+    "causal": Layout((200, 280, 64, 150), (200, 100, 64, 60), heads_q=1, heads_kv=1, mask=Mask.make(causal=True)),
+}
+
+
+# Two CTAs. Sequences of many steps or more than four KV blocks take turns, the others are owned and hold blocks.
+_TURN_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((330, 64, 0, 200, 390, 150), heads_q=1, heads_kv=1),
+    "cross": Layout((520, 300, 130, 600, 64, 390), (60, 130, 64, 70, 100, 40), heads_q=1, heads_kv=1),
+    "no-queries": Layout((64, 300, 400, 64, 280), (64, 70, 0, 64, 0), heads_q=1, heads_kv=1),
+    "unseen-first": Layout((400, 400, 64, 64, 64, 64, 50, 40), (0, 0, 64, 40, 64, 64, 50, 40), heads_q=1, heads_kv=1),
+    "causal": Layout((330, 64, 280, 150), (330, 64, 100, 60), heads_q=1, heads_kv=1, mask=Mask.make(causal=True)),
+}
+
+
+# Two CTAs, a pair. Rounds of one step, two, three and four, and singles of odd numbers of steps and even ones.
+_PAIR_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((192, 64, 0, 250, 130, 100)),
+    "cross": Layout((130, 300, 200, 390, 64, 256, 450), (60, 130, 192, 64, 130, 70, 120)),
+    "no-queries": Layout((64, 200, 130, 300, 200), (64, 0, 60, 0, 60)),
+    "unseen-first": Layout((400, 64, 64, 64, 50, 40), (0, 64, 40, 64, 64, 50)),
+}
+
+
+# A Q of several blocks for all sequences, and of one: `keep_dq`.
+_SUMMED_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((330, 64, 0, 200, 65), heads_q=1, heads_kv=1, broadcast_q=150),
+    "groups": Layout((64, 1, 130, 64), heads_q=2, heads_kv=1, broadcast_q=70),
+    "one-block": Layout((130, 64, 300, 70), heads_q=1, heads_kv=1, broadcast_q=40),
+}
+_KEPT_LAYOUTS: dict[str, Layout] = {
+    "self": Layout((330, 64, 0, 200, 65), heads_q=1, heads_kv=1, broadcast_q=40),
+    "many": Layout((64, 1, 130, 64, 70, 64, 3, 200), heads_q=1, heads_kv=1, broadcast_q=64),
+}
+
+
 def _hopper(variant: str) -> None:
     def layouts() -> list[Case]:
         return list(hopper_cases(variant, _HOPPER_LAYOUTS, sms=1).values())
@@ -72,11 +121,12 @@ def _hopper(variant: str) -> None:
     CAMPAIGNS[f"hopper/{variant}"] = (layouts, frozenset())
 
 
-def _hopper_backward(variant: str, head_dim: int) -> None:
-    chosen = {name: replace(layout, head_dim=head_dim) for name, layout in _HOPPER_LAYOUTS.items()}
+def _hopper_backward(variant: str, head_dim: int, lengths: Mapping[str, Layout] = _HOPPER_LAYOUTS | _LATE_WINDOW,
+                     sms: int = 1) -> None:
+    chosen = {name: replace(layout, head_dim=head_dim) for name, layout in lengths.items()}
 
     def layouts() -> list[Case]:
-        return list(hopper_backward_cases(variant, chosen, sms=1).values())
+        return list(hopper_backward_cases(variant, chosen, sms).values())
 
     CAMPAIGNS[f"hopper-bwd/{variant}/d{head_dim}"] = (layouts, frozenset())
 
@@ -98,6 +148,11 @@ for _variant in ("solo64", "pair128", "tri64", "trio64"):  # the forward synchro
     _hopper(_variant)
 for _variant, _dim in (("rule", 64), ("short-gap", 128), ("summed", 128)):  # the backward's steps differ
     _hopper_backward(_variant, _dim)
+_hopper_backward("hold", 128, _HELD_LAYOUTS)
+_hopper_backward("turns", 128, _TURN_LAYOUTS, sms=2)
+_hopper_backward("pairs", 128, _PAIR_LAYOUTS, sms=2)
+_hopper_backward("broadcast", 128, _SUMMED_LAYOUTS)
+_hopper_backward("keep", 128, _KEPT_LAYOUTS)
 
 
 def _read_arguments() -> dict[str, str]:
