@@ -5,25 +5,9 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.blackwell.backward_mask import masked
-from kernels.blackwell.backward_walk import (
-    BILLION,
-    BLOCK,
-    BLOCK_N,
-    CUT_END,
-    CUT_FROM,
-    DP_READ,
-    DS_WRITTEN,
-    FIELDS,
-    HALF,
-    HEAD,
-    K_LEN,
-    K_ROW,
-    K_START,
-    S_READ,
-    STEPS,
-    THREADS,
-)
+from kernels.blackwell.backward_walk import BILLION, BLOCK_N, DP_READ, DS_WRITTEN, HALF, S_READ, THREADS
 from kernels.blackwell.primitives import fma
+from kernels.hopper.backward_record import BLOCK, CUT_END, CUT_FROM, FIELDS, HEAD, K_LEN, K_ROW, K_START, STEPS
 
 ZEROS = tl.constexpr(16)  # rows
 

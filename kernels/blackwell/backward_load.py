@@ -4,11 +4,10 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.backward_walk import (
+from kernels.blackwell.backward_walk import BLOCK_N, HALF
+from kernels.hopper.backward_record import (
     BLOCK,
-    BLOCK_N,
     FIELDS,
-    HALF,
     HEAD,
     K_LEN,
     K_ROW,

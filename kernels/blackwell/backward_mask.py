@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from kernels.blackwell.backward_walk import BLOCK_N, HALF, K_LEN, Q_LEN
+from kernels.blackwell.backward_walk import BLOCK_N, HALF
+from kernels.hopper.backward_record import K_LEN, Q_LEN
 
 
 @triton.jit

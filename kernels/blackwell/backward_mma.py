@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.backward_walk import FIELDS, STEPS
+from kernels.hopper.backward_record import FIELDS, STEPS
 from kernels.hopper.backward_step import opaque
 
 

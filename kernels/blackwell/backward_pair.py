@@ -25,12 +25,10 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.blackwell.backward_load import load_rows_of_step
-from kernels.blackwell.backward_walk import (
-    BILLION,
+from kernels.blackwell.backward_walk import BILLION, BLOCK_N, HALF
+from kernels.hopper.backward_record import (
     BLOCK,
-    BLOCK_N,
     FIELDS,
-    HALF,
     HEAD,
     K_LEN,
     K_ROW,

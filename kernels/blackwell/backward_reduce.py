@@ -10,15 +10,14 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.blackwell.backward_walk import (
+from kernels.blackwell.backward_walk import FETCHED, HALF
+from kernels.hopper.backward_record import (
     ACC_BLOCK,
     ACC_GROUP,
     AFTER_ITSELF,
     BLOCK,
-    FETCHED,
     FIELDS,
     FIRST_FROM,
-    HALF,
     HEAD,
     LASTS,
     PARTIALS,

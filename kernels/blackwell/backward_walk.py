@@ -9,8 +9,6 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper import backward_schedule as schedule
-
 BILLION = tl.constexpr(1 << 30)  # see `kernels.hopper.ragged`
 BLOCK_N = tl.constexpr(128)  # KV rows of a CTA's tile
 HALF = tl.constexpr(64)  # Q rows that are computed at a time, and those of a pair's CTA
@@ -19,25 +17,6 @@ S_READ = tl.constexpr(10)  # named barriers: every compute warp has read S, or d
 DP_READ = tl.constexpr(11)
 DS_WRITTEN = tl.constexpr(13)  # a pair's compute role: every warp has written dS
 FETCHED = tl.constexpr(12)  # the reduction role's: every warp has read what was fetched
-FIELDS = tl.constexpr(schedule.FIELDS)
-Q_START = tl.constexpr(schedule.Q_START)
-Q_LEN = tl.constexpr(schedule.Q_LEN)
-OUT_START = tl.constexpr(schedule.OUT_START)
-K_START = tl.constexpr(schedule.K_START)
-K_LEN = tl.constexpr(schedule.K_LEN)
-K_ROW = tl.constexpr(schedule.K_ROW)
-STEPS = tl.constexpr(schedule.STEPS)
-CUT_END = tl.constexpr(schedule.CUT_END)
-CUT_FROM = tl.constexpr(schedule.CUT_FROM)
-BLOCK = tl.constexpr(schedule.BLOCK)
-PARTIALS = tl.constexpr(schedule.PARTIALS)
-FIRST_FROM = tl.constexpr(schedule.FIRST_FROM)
-LASTS = tl.constexpr(schedule.LASTS)
-HEAD = tl.constexpr(schedule.HEAD)
-ROW_BLOCK = tl.constexpr(schedule.ROW_BLOCK)
-ACC_BLOCK = tl.constexpr(schedule.ACC_BLOCK)
-ACC_GROUP = tl.constexpr(schedule.ACC_GROUP)
-AFTER_ITSELF = tl.constexpr(schedule.AFTER_ITSELF)
 
 
 class Config(NamedTuple):

@@ -20,7 +20,19 @@ waiting.
 import triton
 import triton.language as tl
 
-from kernels.hopper.backward_parts import FIELDS, spread_row, stores_done
+from kernels.hopper.backward_parts import spread_row, stores_done
+from kernels.hopper.backward_record import (
+    ACC_BLOCK,
+    ACC_GROUP,
+    CAST_FROM,
+    CASTS,
+    FIELDS,
+    HEAD,
+    Q_LEN,
+    Q_START,
+    ROW_BLOCK,
+    TOUCHED,
+)
 
 
 @triton.jit
@@ -85,14 +97,15 @@ def cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, G
     column = tl.arange(0, D)[None, :]
     for t in tl.range(begin, end, num_stages=1):
         record = tiles + t * FIELDS
-        for i in tl.range(0, GROUP * tl.load(record + 20), num_stages=1):
-            m = tl.load(record + 19) + i // GROUP
-            head = tl.load(record + 13) * GROUP + i % GROUP
-            await_all_adds(counters + head * num_blocks + tl.load(record + 14) + m, tl.load(record + 21))
-            block = tl.load(record + 15) + i % GROUP * tl.load(record + 16) + m
+        for i in tl.range(0, GROUP * tl.load(record + CASTS), num_stages=1):
+            m = tl.load(record + CAST_FROM) + i // GROUP
+            head = tl.load(record + HEAD) * GROUP + i % GROUP
+            await_all_adds(counters + head * num_blocks + tl.load(record + ROW_BLOCK) + m, tl.load(record + TOUCHED))
+            block = tl.load(record + ACC_BLOCK) + i % GROUP * tl.load(record + ACC_GROUP) + m
             source = acc + block.to(tl.int64) * (BLOCK_M * D)
-            into = dq + (tl.load(record) + m * BLOCK_M).to(tl.int64) * row_stride + head * D
-            for left in tl.range(tl.minimum(tl.load(record + 1) - m * BLOCK_M, BLOCK_M), 0, -2 * ROWS, num_stages=1):
+            into = dq + (tl.load(record + Q_START) + m * BLOCK_M).to(tl.int64) * row_stride + head * D
+            rows = tl.minimum(tl.load(record + Q_LEN) - m * BLOCK_M, BLOCK_M)
+            for left in tl.range(rows, 0, -2 * ROWS, num_stages=1):
                 x = tl.load(source + (spread_row(row0) * D + column), eviction_policy=GONE)  # [ROWS, D]
                 y = tl.load(source + (spread_row(ROWS + row0) * D + column), eviction_policy=GONE)
                 to = into + (row0 * row_stride + column)

@@ -64,7 +64,6 @@ from kernels.hopper.backward_counted import cast_counted
 from kernels.hopper.backward_loader import load
 from kernels.hopper.backward_output import end_tile, even_out
 from kernels.hopper.backward_parts import (
-    FIELDS,
     HALF,
     Barriers,
     Buffers,
@@ -74,6 +73,7 @@ from kernels.hopper.backward_parts import (
     opaque,
     steps_with_keys,
 )
+from kernels.hopper.backward_record import CUT_END, CUT_FROM, FIELDS, HOLDS, LASTS, PARTIALS, ROLE, STEPS
 from kernels.hopper.backward_step import step_64, step_128, step_of, step_without_keys
 from kernels.hopper.backward_walk import gives, walks_back
 from kernels.hopper.backward_writer import write, write_kept, write_summed
@@ -158,7 +158,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 record = tiles + place * FIELDS
                 tlx.prefetch(record + FIELDS, level="L1")  # the next one; a load would be waited for here
                 tlx.prefetch(record + 2 * FIELDS - 1, level="L1")
-                steps = tl.load(record + 6)
+                steps = tl.load(record + STEPS)
                 if ALL_SEEN:
                     tl.assume(steps > 0)  # no code for loops that don't run
                 elif steps == 0:
@@ -167,13 +167,13 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 whole = steps  # steps with keys for this consumer
                 if SKIP and cid == 1:
                     whole = steps_with_keys(record, steps)
-                cut0, cut1 = tl.load(record + 7), tl.load(record + 8)
+                cut0, cut1 = tl.load(record + CUT_END), tl.load(record + CUT_FROM)
                 kb = n_kv % NUM_KV
-                held = tl.load(record + 18) if HOLD else 0
+                held = tl.load(record + HOLDS) if HOLD else 0
                 if HOLD:
                     n_held += held & 1
-                tile = Tile(record, steps, walks_back(record, SERPENTINE, PAIR), tl.load(record + 18) if PAIR else 0,
-                            held, tl.load(record + 10), tl.load(record + 12), n_kv, n_idle, n_held)
+                tile = Tile(record, steps, walks_back(record, SERPENTINE, PAIR), tl.load(record + ROLE) if PAIR else 0,
+                            held, tl.load(record + PARTIALS), tl.load(record + LASTS), n_kv, n_idle, n_held)
                 dk = tl.zeros([HALF, D], tl.float32)
                 dv = tl.zeros([HALF, D], tl.float32)
                 for g in tl.range(0, GROUP, num_stages=1):

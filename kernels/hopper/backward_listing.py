@@ -19,9 +19,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.hopper.backward_record import (
+    ACC_BLOCK,
+    ACC_GROUP,
+    AFTER_ITSELF,
+    BACK,
+    BLOCK,
+    CAST_FROM,
+    CASTS,
+    COUNTER,
+    CUT_END,
+    CUT_FROM,
+    FIELDS,
+    FIRST_FROM,
+    HEAD,
+    HOLDS,
+    K_LEN,
+    K_ROW,
+    K_START,
+    LASTS,
+    OUT_START,
+    PARTIALS,
+    Q_LEN,
+    Q_START,
+    ROLE,
+    ROW_BLOCK,
+    STEPS,
+    STORES,
+    TOUCHED,
+    WANTED,
+)
 from kernels.hopper.forward_schedule import lengths_of
 
-FIELDS = tl.constexpr(24)  # of a tile record, see `kernels.hopper.backward_schedule`
 BLOCK_FIELDS = tl.constexpr(6)
 NEVER = tl.constexpr(2**30)
 
@@ -355,24 +384,24 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
             q_from = q_start
             if BROADCAST:
                 q_from = q_start * 0
-            tl.store(record, q_from, mask=here)
-            tl.store(record + 1, len_q, mask=here)
-            tl.store(record + 2, q_start, mask=here)
-            tl.store(record + 3, k_start, mask=here)
-            tl.store(record + 4, len_k, mask=here)
-            tl.store(record + 5, row, mask=here)
-            tl.store(record + 6, steps, mask=here)
-            tl.store(record + 7, cut_end, mask=here)
-            tl.store(record + 8, cut_from, mask=here)
-            tl.store(record + 9, low, mask=here)
-            tl.store(record + 10, partials, mask=here)
-            tl.store(record + 11, firsts, mask=here)
-            tl.store(record + 12, lasts, mask=here)
-            tl.store(record + 13, head, mask=here)
-            tl.store(record + 14, row_block, mask=here)
-            tl.store(record + 15, acc_block, mask=here)
-            tl.store(record + 16, group_blocks, mask=here)
-            tl.store(record + 17, after.to(tl.int32), mask=here)
+            tl.store(record + Q_START, q_from, mask=here)
+            tl.store(record + Q_LEN, len_q, mask=here)
+            tl.store(record + OUT_START, q_start, mask=here)
+            tl.store(record + K_START, k_start, mask=here)
+            tl.store(record + K_LEN, len_k, mask=here)
+            tl.store(record + K_ROW, row, mask=here)
+            tl.store(record + STEPS, steps, mask=here)
+            tl.store(record + CUT_END, cut_end, mask=here)
+            tl.store(record + CUT_FROM, cut_from, mask=here)
+            tl.store(record + BLOCK, low, mask=here)
+            tl.store(record + PARTIALS, partials, mask=here)
+            tl.store(record + FIRST_FROM, firsts, mask=here)
+            tl.store(record + LASTS, lasts, mask=here)
+            tl.store(record + HEAD, head, mask=here)
+            tl.store(record + ROW_BLOCK, row_block, mask=here)
+            tl.store(record + ACC_BLOCK, acc_block, mask=here)
+            tl.store(record + ACC_GROUP, group_blocks, mask=here)
+            tl.store(record + AFTER_ITSELF, after.to(tl.int32), mask=here)
             if COUNTED:
                 cast_from = low
                 casts = stores
@@ -384,15 +413,15 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
                     touched = k_blocks
                 if ORDERED:
                     wanted = k_blocks - 1 - tile
-                tl.store(record + 18, tl.where(owned, 0, stores), mask=here)
-                tl.store(record + 19, tl.where(owned, 0, cast_from), mask=here)
-                tl.store(record + 20, tl.where(owned, 0, casts), mask=here)
-                tl.store(record + 21, tl.where(owned, 0, touched), mask=here)
-                tl.store(record + 22, tl.where(owned, 0, wanted), mask=here)
+                tl.store(record + STORES, tl.where(owned, 0, stores), mask=here)
+                tl.store(record + CAST_FROM, tl.where(owned, 0, cast_from), mask=here)
+                tl.store(record + CASTS, tl.where(owned, 0, casts), mask=here)
+                tl.store(record + TOUCHED, tl.where(owned, 0, touched), mask=here)
+                tl.store(record + WANTED, tl.where(owned, 0, wanted), mask=here)
             if TURNS:
                 wanted = tl.where(tile == 1, k_blocks - 1, 1)
-                tl.store(record + 22, tl.where(owned | (tile == 0), 0, wanted), mask=here)
-                tl.store(record + 23, tl.where(owned, -1, b * heads + head), mask=here)
+                tl.store(record + WANTED, tl.where(owned | (tile == 0), 0, wanted), mask=here)
+                tl.store(record + COUNTER, tl.where(owned, -1, b * heads + head), mask=here)
             if HOLD:
                 back = tile % 2 == 1
                 from0 = tl.where(back, low0 + steps0 - 1, low0)  # where the tile before ends
@@ -403,13 +432,14 @@ def deal_kernel(cu_q, cu_k, first_items, first_opens, first_blocks, item_sequenc
                 take = some & (tile > 0) & (steps0 > 0) & (from0 == at0)
                 leave = some & (tile + 1 < k_blocks) & (steps1 > 0) & (to1 == at1)
                 touched = leave & (to1 - low < firsts)
-                tl.store(record + 18, take.to(tl.int32) + 2 * leave.to(tl.int32) + 4 * touched.to(tl.int32), mask=here)
+                holds = take.to(tl.int32) + 2 * leave.to(tl.int32) + 4 * touched.to(tl.int32)
+                tl.store(record + HOLDS, holds, mask=here)
             if PAIRS:
                 back = place_in_item % 2
                 if not SERPENTINE:
                     back = back * 0
-                tl.store(record + 18, tl.where(alone, 0, 1 + rank), mask=here)
-                tl.store(record + 19, back, mask=here)
+                tl.store(record + ROLE, tl.where(alone, 0, 1 + rank), mask=here)
+                tl.store(record + BACK, back, mask=here)
     tl.store(bounds + program + 1, at)
     if program == tl.num_programs(0) - 1:
         for field in tl.static_range(FIELDS):

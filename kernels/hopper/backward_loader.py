@@ -9,7 +9,23 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_hold import slot_of_step, takes_over
-from kernels.hopper.backward_parts import FIELDS, HALF, first_slot
+from kernels.hopper.backward_parts import HALF, first_slot
+from kernels.hopper.backward_record import (
+    BLOCK,
+    FIELDS,
+    HEAD,
+    HOLDS,
+    K_LEN,
+    K_ROW,
+    K_START,
+    LASTS,
+    OUT_START,
+    Q_LEN,
+    Q_START,
+    ROLE,
+    ROW_BLOCK,
+    STEPS,
+)
 from kernels.hopper.backward_walk import block_of_step, walks_back
 from kernels.hopper.ragged import load_rows
 
@@ -17,11 +33,8 @@ from kernels.hopper.ragged import load_rows
 @triton.jit
 def _load_block(desc, buffer, start, length, row, column, barrier, last, c: tl.constexpr):
     """A block of Q or dO; ``last``: no later tile of the CTA will read it, and it may leave L2."""
-    if c.ONCE != "" and not c.HAS_LEFT:  # a window's blocks pass quickly anyway: it lost 4 % there
-        if last:
-            load_rows(desc, buffer, start, length, row, column, barrier, c.ONCE)
-        else:
-            load_rows(desc, buffer, start, length, row, column, barrier)
+    if c.ONCE != "" and not c.HAS_LEFT and last:  # a window's blocks pass quickly anyway: it lost 4 % there
+        load_rows(desc, buffer, start, length, row, column, barrier, c.ONCE)
     else:
         load_rows(desc, buffer, start, length, row, column, barrier)
 
@@ -44,13 +57,13 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
     n_held = 0
     for place in tl.range(work.begin, work.end, num_stages=1):
         record = work.tiles + place * FIELDS
-        q_start, q_len, o_start = tl.load(record), tl.load(record + 1), tl.load(record + 2)
-        k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
-        steps, m_first, lasts = tl.load(record + 6), tl.load(record + 9), tl.load(record + 12)
-        head, block = tl.load(record + 13), tl.load(record + 14)
+        q_start, q_len, o_start = tl.load(record + Q_START), tl.load(record + Q_LEN), tl.load(record + OUT_START)
+        k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
+        steps, m_first, lasts = tl.load(record + STEPS), tl.load(record + BLOCK), tl.load(record + LASTS)
+        head, block = tl.load(record + HEAD), tl.load(record + ROW_BLOCK)
         back = walks_back(record, c.SERPENTINE, c.PAIR)
-        role = tl.load(record + 18) if c.PAIR else 0
-        held = tl.load(record + 18) if c.HOLD else 0
+        role = tl.load(record + ROLE) if c.PAIR else 0
+        held = tl.load(record + HOLDS) if c.HOLD else 0
         if c.HOLD:
             n_held += held & 1
         kb = n_kv % c.NUM_KV
@@ -62,9 +75,8 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
         elif steps == 0:  # no phase may pass unseen
             tlx.barrier_wait(bar.k_empty[kb], kv_phase)
             tlx.barrier_wait(bar.v_empty[kb], kv_phase)
-            if c.NUM_KV == 2:  # noqa: SIM102 (nor a phase of `no_steps`: consumers have ended the tile before)
-                if n_kv > 0:
-                    tlx.barrier_wait(bar.k_empty[1 - kb], ((n_kv - 1) // 2) & 1)
+            if c.NUM_KV == 2 and n_kv > 0:  # nor a phase of `no_steps`: consumers have ended the tile before
+                tlx.barrier_wait(bar.k_empty[1 - kb], ((n_kv - 1) // 2) & 1)
             tlx.barrier_arrive(bar.no_steps[0])
         for g in tl.range(0, c.GROUP, num_stages=1):
             head_q = head * c.GROUP + g
@@ -106,20 +118,16 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
                         _load_keys(desc_v, buf.kv, v_slot, k_start, k_len, n0, head, bar.q_full[q_at], c)
                 if held_here == 0:
                     tlx.barrier_wait(bar.do_empty[db], do_phase ^ 1)
-                    if c.LATE:
-                        if opens:
-                            tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES + KV_BYTES)
-                        else:
-                            tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
+                    if c.LATE and opens:
+                        tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES + KV_BYTES)
                     else:
                         tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
                     _load_block(desc_do, buf.do[db], o_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.do_full[db],
                                 j < lasts, c)
-                if c.LATE:  # noqa: SIM102 (one is known to the compiler)
-                    if opens:
-                        tlx.barrier_wait(bar.k_empty[kb], kv_phase)
-                        if held_here:
-                            tlx.barrier_expect_bytes(bar.do_full[do_at], KV_BYTES)
-                        _load_keys(desc_v, buf.kv, v_slot, k_start, k_len, n0, head, bar.do_full[do_at], c)
+                if c.LATE and opens:
+                    tlx.barrier_wait(bar.k_empty[kb], kv_phase)
+                    if held_here:
+                        tlx.barrier_expect_bytes(bar.do_full[do_at], KV_BYTES)
+                    _load_keys(desc_v, buf.kv, v_slot, k_start, k_len, n0, head, bar.do_full[do_at], c)
                 n_step += 1
         n_kv += 1  # noqa: SIM113

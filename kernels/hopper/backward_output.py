@@ -8,6 +8,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_hold import leaves
+from kernels.hopper.backward_record import HEAD, K_LEN, K_ROW, K_START
 from kernels.hopper.backward_walk import gives
 from kernels.hopper.ragged import store_rows
 
@@ -29,17 +30,17 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
     DKV: tl.constexpr = 128 // c.D  # slots of dkv to one of the staging
     use = n_step + c.USES * tile.n_kv + tile.n_idle  # of the staging, the one after the last step's
     leave = leaves(tile.held, tile.steps - 1, tile.steps)
-    if c.LATE:  # noqa: SIM102 (one is known to the compiler)
-        if (whole > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0):
-            tlx.fence("async_shared")
-            tlx.barrier_arrive(bar.full[(use + c.STAGES - 1) % c.STAGES * 2 + CID])
+    unsaid = (whole > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0)
+    if c.LATE and unsaid:
+        tlx.fence("async_shared")
+        tlx.barrier_arrive(bar.full[(use + c.STAGES - 1) % c.STAGES * 2 + CID])
     if c.KEEP:
         tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
     else:
         tlx.barrier_arrive(bar.k_empty[kb])
-    k_start, k_len = tl.load(tile.record + 3), tl.load(tile.record + 4)
-    row = tl.load(tile.record + 5) + CID * 64
-    column = tl.load(tile.record + 13) * c.D
+    k_start, k_len = tl.load(tile.record + K_START), tl.load(tile.record + K_LEN)
+    row = tl.load(tile.record + K_ROW) + CID * 64
+    column = tl.load(tile.record + HEAD) * c.D
     if c.LATE:
         if whole == 0:  # else its last step has
             tlx.barrier_arrive(bar.v_empty[kb])

@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-FIELDS = tl.constexpr(24)  # int32 fields of a tile record, see `kernels.hopper.backward_schedule`
+from kernels.hopper.backward_record import BLOCK, K_LEN, K_ROW, Q_LEN
+
 HALF = tl.constexpr(64)  # KV rows of a consumer, and both sides of its part of dQ
 
 
@@ -124,7 +125,7 @@ def first_slot(n_kv, NUM_KV: tl.constexpr, LATE: tl.constexpr):
 @triton.jit
 def steps_with_keys(record, steps):
     """Consumer 1's steps with keys in a tile: all, or none if the sequence ends in the first 64 rows."""
-    return tl.where(tl.load(record + 4) - tl.load(record + 5) <= HALF, 0, steps)
+    return tl.where(tl.load(record + K_LEN) - tl.load(record + K_ROW) <= HALF, 0, steps)
 
 
 @triton.jit
@@ -134,11 +135,11 @@ def masked(p, row, record, left, right, CID: tl.constexpr, BLOCK_M: tl.constexpr
 
     ``row`` is the first of 64 Q rows, counted from the walk's first.
     """
-    k_len = tl.load(record + 4)
-    kv_row = tl.load(record + 5) + CID * 64 + tl.arange(0, 64)
+    k_len = tl.load(record + K_LEN)
+    kv_row = tl.load(record + K_ROW) + CID * 64 + tl.arange(0, 64)
     visible = kv_row[:, None] < k_len
     if HAS_LEFT or HAS_RIGHT:  # where the Q rows stand among the keys
-        at = tl.load(record + 9) * BLOCK_M + row + k_len - tl.load(record + 1) + tl.arange(0, 64)
+        at = tl.load(record + BLOCK) * BLOCK_M + row + k_len - tl.load(record + Q_LEN) + tl.arange(0, 64)
         if HAS_RIGHT:
             visible &= kv_row[:, None] <= (at + right)[None, :]
         if HAS_LEFT:

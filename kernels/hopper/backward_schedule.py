@@ -159,8 +159,6 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
     by_rank = _by_rank(section, seq[of_unit], rank, order)
     items = _with_heads(by_rank, section * len(len_q) + seq[of_unit], heads)
     programs = 2 * max(1, min(programs // 2, len(items))) if pairs else max(1, min(programs, len(items)))
-    owner = _deal(len(items), programs, order)
-    deal = np.lexsort((_places(owner, programs, options), owner))
     pieces, bounds = [], np.zeros(programs + 1, dtype=np.int64)
     starts = of_unit.copy()
     if counts and len(starts):  # from the last tile to the first
@@ -171,6 +169,8 @@ def build(problem: JaggedProblem, options: HopperBackwardOptions, order: str, pr
         bounds[1:] = np.cumsum(np.bincount(program, minlength=programs))
         pieces.append(dealt)
     elif len(items):
+        owner = _deal(len(items), programs, order)
+        deal = np.lexsort((_places(owner, programs, options), owner))
         chosen, head = items[deal, 0], items[deal, 1]
         repeat = sizes[chosen]
         before = np.repeat(np.cumsum(repeat) - repeat, repeat)

@@ -86,21 +86,16 @@ def _hand_over(dq, step, buf, LATE: tl.constexpr, c: tl.constexpr):
     else:
         if not LATE:
             tlx.barrier_wait(step.ready, step.ready_phase)
-        if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
-            if step.hand.take:
-                dq += load_partial(staging)
-                tlx.barrier_arrive(step.hand.taken, remote_cta_rank=step.hand.peer)
+        if c.PAIR and step.hand.take:
+            dq += load_partial(staging)
+            tlx.barrier_arrive(step.hand.taken, remote_cta_rank=step.hand.peer)
         if step.last:
             tlx.local_store(buf.final[2 * step.staging], dq.to(c.DTYPE))
         else:
             store_partial(staging, dq)
-        if not LATE:
+        if not LATE or (c.PAIR and step.hand.give):  # or the other CTA waits for it
             tlx.fence("async_shared")
             tlx.barrier_arrive(step.full)
-        elif c.PAIR:  # noqa: SIM102 (one is known to the compiler)
-            if step.hand.give:  # the other CTA waits for it
-                tlx.fence("async_shared")
-                tlx.barrier_arrive(step.full)
 
 
 @triton.jit

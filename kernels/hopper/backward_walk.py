@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.hopper.backward_record import AFTER_ITSELF, BACK, K_ROW
+
 
 @triton.jit
 def _of_three(i, steps):
@@ -45,11 +47,11 @@ def walks_back(record, SERPENTINE: tl.constexpr, PAIR: tl.constexpr):
 
     So what the tile before it touched last, and L2 still has, comes first.
     """
-    back = tl.load(record + 5) < 0
+    back = tl.load(record + K_ROW) < 0
     if PAIR:
-        back = tl.load(record + 19) != 0
+        back = tl.load(record + BACK) != 0
     elif SERPENTINE:
-        back = (tl.load(record + 5) // 128 & tl.load(record + 17)) == 1
+        back = (tl.load(record + K_ROW) // 128 & tl.load(record + AFTER_ITSELF)) == 1
     return back
 
 

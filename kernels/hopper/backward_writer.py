@@ -12,7 +12,31 @@ import triton.language.extra.tlx as tlx
 from kernels.hopper.backward_counted import await_adds, count_add, count_tile
 from kernels.hopper.backward_hold import fetches_to_leave, leaves, takes_over
 from kernels.hopper.backward_pair import give, make_ready_to_take, meet
-from kernels.hopper.backward_parts import FIELDS, HALF, dq_stores_done, stores_done
+from kernels.hopper.backward_parts import HALF, dq_stores_done, stores_done
+from kernels.hopper.backward_record import (
+    ACC_BLOCK,
+    ACC_GROUP,
+    AFTER_ITSELF,
+    BLOCK,
+    COUNTER,
+    FIELDS,
+    FIRST_FROM,
+    HEAD,
+    HOLDS,
+    K_LEN,
+    K_ROW,
+    K_START,
+    LASTS,
+    PARTIALS,
+    Q_LEN,
+    Q_START,
+    ROLE,
+    ROW_BLOCK,
+    STEPS,
+    STORES,
+    TOUCHED,
+    WANTED,
+)
 from kernels.hopper.backward_walk import block_of_step, gives, takes, walks_back
 from kernels.hopper.ragged import store_rows
 
@@ -38,6 +62,16 @@ def _make_ready(use, row, fetch, opening, desc_acc, buf, bar, c: tl.constexpr):
 
 
 @triton.jit
+def _send_partial(desc_acc, staging, row, first, CID: tl.constexpr, c: tl.constexpr):
+    """A consumer's part of a block's dQ to memory in fp32: stored by the ``first`` tile to touch it, else added."""
+    if first:
+        tlx.async_descriptor_store(desc_acc, staging, [row + CID * c.ROW, CID * c.COLUMN], eviction_policy=c.AGAIN)
+    else:
+        tlx.async_descriptor_store(desc_acc, staging, [row + CID * c.ROW, CID * c.COLUMN], eviction_policy=c.AGAIN,
+                                   store_reduce="add")
+
+
+@triton.jit
 def _store_kv(desc, use, start, length, row, column, buf, bar, c: tl.constexpr):
     """Both consumers' parts of dV or dK, when they have filled the slots of a use."""
     for cid in tl.static_range(2):
@@ -52,7 +86,7 @@ def write_kept(desc_acc, work, buf, bar, c: tl.constexpr):
     for cid in tl.static_range(2):
         tlx.barrier_wait(bar.full[cid], 0)
         if work.begin < work.end:
-            row = tl.load(work.tiles + work.begin * FIELDS + 15) * c.BLOCK_M
+            row = tl.load(work.tiles + work.begin * FIELDS + ACC_BLOCK) * c.BLOCK_M
             tlx.async_descriptor_store(desc_acc, buf.staging[cid], [row, cid * 64])
     stores_done(work.begin)
 
@@ -64,11 +98,11 @@ def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
     n_use = 0
     for place in tl.range(work.begin, work.end, num_stages=1):
         record = work.tiles + place * FIELDS
-        steps, m_first, firsts = tl.load(record + 6), tl.load(record + 9), tl.load(record + 11)
+        steps, m_first, firsts = tl.load(record + STEPS), tl.load(record + BLOCK), tl.load(record + FIRST_FROM)
         if c.ALL_SEEN:
             tl.assume(steps > 0)
-        head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
-        adds = tl.load(record + 17) != 0
+        head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
+        adds = tl.load(record + AFTER_ITSELF) != 0
         if AHEAD:
             _make_ready(n_use, 0, False, True, desc_acc, buf, bar, c)
         for g in tl.range(0, c.GROUP, num_stages=1):
@@ -78,17 +112,11 @@ def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
                 for cid in tl.static_range(2):
                     slot = n_use % c.STAGES * 2 + cid
                     tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
-                    if cid == 0:  # noqa: SIM102 (one is known to the compiler)
-                        if adds & (g + i == 0):  # so that the order of the sum is fixed
-                            dq_stores_done(n_use)
-                    if i >= firsts:
-                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                   eviction_policy=c.AGAIN)
-                    else:
-                        tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                   eviction_policy=c.AGAIN, store_reduce="add")
+                    if cid == 0 and adds & (g + i == 0):  # so that the order of the sum is fixed
+                        dq_stores_done(n_use)
+                    _send_partial(desc_acc, buf.staging[slot], row, i >= firsts, cid, c)
                 n_use += 1
-        k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+        k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
         if c.LATE:
             _make_ready(n_use + AHEAD, 0, False, False, desc_acc, buf, bar, c)
             _store_kv(desc_dv, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
@@ -121,13 +149,13 @@ def _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c:
         if (role != 0) & (partials > 0):
             meet(bar.met, n_met, peer)
             n_met += 1
-    elif (tl.load(record + 17) != 0) | (uncounted >= 0):
+    elif (tl.load(record + AFTER_ITSELF) != 0) | (uncounted >= 0):
         dq_stores_done(n_use)
     if c.TURNS:
         _count(uncounted, work)
-        wanted = tl.load(record + 22)
+        wanted = tl.load(record + WANTED)
         if wanted > 0:
-            await_adds(work.counters + tl.load(record + 23), wanted)
+            await_adds(work.counters + tl.load(record + COUNTER), wanted)
     return n_met
 
 
@@ -143,35 +171,35 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
     uncounted = -2  # the last tile that takes turns, see `_count`
     for place in tl.range(work.begin, work.end, num_stages=1):
         record = work.tiles + place * FIELDS
-        q_start, q_len = tl.load(record), tl.load(record + 1)
-        steps, m_first = tl.load(record + 6), tl.load(record + 9)
+        q_start, q_len = tl.load(record + Q_START), tl.load(record + Q_LEN)
+        steps, m_first = tl.load(record + STEPS), tl.load(record + BLOCK)
         if c.ALL_SEEN:
             tl.assume(steps > 0)
-        partials, firsts, lasts = tl.load(record + 10), tl.load(record + 11), tl.load(record + 12)
-        head, acc_block, acc_group = tl.load(record + 13), tl.load(record + 15), tl.load(record + 16)
+        partials, firsts, lasts = tl.load(record + PARTIALS), tl.load(record + FIRST_FROM), tl.load(record + LASTS)
+        head, acc_block, acc_group = tl.load(record + HEAD), tl.load(record + ACC_BLOCK), tl.load(record + ACC_GROUP)
         if c.COUNTED:
-            counted = tl.load(record + 21) > 0
-            storing, wanted = tl.load(record + 18), tl.load(record + 22)
-            counter0 = head * c.GROUP * work.num_blocks + tl.load(record + 14) + m_first
+            counted = tl.load(record + TOUCHED) > 0
+            storing, wanted = tl.load(record + STORES), tl.load(record + WANTED)
+            counter0 = head * c.GROUP * work.num_blocks + tl.load(record + ROW_BLOCK) + m_first
             stored = -1  # the last step's counter
         back = walks_back(record, c.SERPENTINE, c.PAIR)
-        role = tl.load(record + 18) if c.PAIR else 0
-        held = tl.load(record + 18) if c.HOLD else 0
+        role = tl.load(record + ROLE) if c.PAIR else 0
+        held = tl.load(record + HOLDS) if c.HOLD else 0
         settled = False
-        k_start, k_len, n0 = tl.load(record + 3), tl.load(record + 4), tl.load(record + 5)
+        k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
         leaving = leaves(held, steps - 1, steps)
         g = 0
         i = -AHEAD  # the step of use `n_use`
         n_use -= AHEAD
         for _ in tl.range(0, c.GROUP * steps + AHEAD + c.LATE, num_stages=1):  # LATE: dV comes after the steps
-            g_next = g  # of the use to be given to the consumers: this one, or if AHEAD the next
-            i_next = i
-            if AHEAD:
-                i_next += 1
-                if c.GROUP > 1:
-                    over = (i_next == steps) & (g + 1 < c.GROUP)
-                    g_next += over.to(tl.int32)
-                    i_next = tl.where(over, 0, i_next)
+            g_after = g
+            i_after = i + 1
+            if c.GROUP > 1:
+                over = (i_after == steps) & (g + 1 < c.GROUP)
+                g_after += over.to(tl.int32)
+                i_after = tl.where(over, 0, i_after)
+            g_next = g_after if AHEAD else g  # of the use to be given to the consumers: the next, or this one
+            i_next = i_after if AHEAD else i
             j = block_of_step(tl.minimum(i_next, steps - 1), steps, back, role, c.SERPENTINE, c.PAIR)
             fetch = j < partials
             given = False
@@ -183,10 +211,9 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
             if (settled == 0) & (fetch | (i >= 0)):
                 n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
                 settled = True
-            if c.PAIR:  # noqa: SIM102 (one is known to the compiler)
-                if (i > 0) & gives(i - 1, steps, role):
-                    tlx.barrier_wait(bar.taken[0], n_taken & 1)
-                    n_taken += 1
+            if c.PAIR and (i > 0) & gives(i - 1, steps, role):
+                tlx.barrier_wait(bar.taken[0], n_taken & 1)
+                n_taken += 1
             if c.PAIR and takes(i_next, steps, role):
                 make_ready_to_take(bar.ready, bar.may_give, n_use + AHEAD, n_take, peer, c.STAGES)
                 n_take += 1
@@ -224,39 +251,26 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                         elif j < lasts:
                             store_rows(desc_dq, buf.final[2 * slot], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
                                        column + cid * c.COLUMN, c.ONCE)
-                        elif first:
-                            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                       eviction_policy=c.AGAIN)
                         else:
-                            tlx.async_descriptor_store(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                                       eviction_policy=c.AGAIN, store_reduce="add")
+                            _send_partial(desc_acc, buf.staging[slot], row, first, cid, c)
             n_use += 1
-            i += 1
-            if c.GROUP > 1:
-                over = (i == steps) & (g + 1 < c.GROUP)
-                g += over.to(tl.int32)
-                i = tl.where(over, 0, i)
-        if not c.LATE:  # noqa: SIM102 (one is known to the compiler)
-            if settled == 0:  # a tile without steps
-                n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
-        if not AHEAD:
+            g = g_after
+            i = i_after
+        if not c.LATE and settled == 0:  # a tile without steps
+            n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
+        if not AHEAD or (c.HOLD and leaving):
             _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
-        elif c.HOLD:  # noqa: SIM102
-            if leaving:
-                _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
-        if c.COUNTED and not c.LATE:  # noqa: SIM102
-            if stored >= 0:
-                count_add(work.counters + stored)
+        if c.COUNTED and not c.LATE and stored >= 0:
+            count_add(work.counters + stored)
         _store_kv(desc_dk, n_use, k_start, k_len, n0, head * c.D, buf, bar, c)
         n_use += 1
-        if c.PAIR:  # noqa: SIM102
-            if (role == 0) & (steps % 2 == 1):
-                _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
-                for cid in tl.static_range(2):
-                    tlx.barrier_wait(bar.full[n_use % c.STAGES * 2 + cid], (n_use // c.STAGES) & 1)
-                n_use += 1
+        if c.PAIR and (role == 0) & (steps % 2 == 1):
+            _make_ready(n_use, 0, False, False, desc_acc, buf, bar, c)
+            for cid in tl.static_range(2):
+                tlx.barrier_wait(bar.full[n_use % c.STAGES * 2 + cid], (n_use // c.STAGES) & 1)
+            n_use += 1
         if c.TURNS:
-            uncounted = tl.load(record + 23) * 2 + (n0 == 128).to(tl.int32)
+            uncounted = tl.load(record + COUNTER) * 2 + (n0 == 128).to(tl.int32)
     stores_done(n_use)
     if c.TURNS:
         _count(uncounted, work)
