@@ -13,6 +13,7 @@ from kernels.hopper.backward_options import (
     BARRIER_BYTES,
     ORDERS,
     HopperBackwardOptions,
+    alternates,
     buffer_bytes,
     select,
 )
@@ -127,7 +128,8 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, tur
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints, "COUNTED": counted(problem, options),
             "SKIP": options.skip_half, "SERPENTINE": options.serpentine and not problem.broadcast_q,
             "TURNS": turns, "PAIR": pairs, "HOLD": holds(problem, options, pairs),
-            "ALL_SEEN": all_seen, "SUMMED": problem.broadcast_q and not _keeps(problem, options), "REGISTERS": 232}
+            "ALL_SEEN": all_seen, "SUMMED": problem.broadcast_q and not _keeps(problem, options),
+            "ALTERNATE": alternates(options, problem.head_dim, pairs), "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

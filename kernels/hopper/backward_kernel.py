@@ -4,7 +4,7 @@ A CTA is persistent and walks its own slice of a list of tiles; a tile is one bl
 head). Its steps are the blocks of Q that see it, for each query head of the group. Per step, in the units of the
 operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T scale (dP^T - delta), then dV += P^T dO,
 dK += dS^T Q and dQ = dS K. Each consumer owns 64 KV rows, with dV and dK in registers; dS^T passes through SMEM, so
-that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
+that each of them computes one 64 x 64 half of dQ over all 128 KV rows, or (ALTERNATE) all of it in every second step.
 
     role       warps         does
     (default)  4             with COUNTED: casts, see `kernels.hopper.backward_counted`; else nothing
@@ -36,11 +36,12 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows.
                                                            tile's end)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
+    named 12         ALTERNATE: a tile's last dQ staged    the consumer that had no part in it
     may_give, taken, met   see `kernels.hopper.backward_pair` (PAIR)
 
-HOLD: see `kernels.hopper.backward_hold`. ALL_SEEN: no tile is without steps, and there is no code for one. That
-matters: with few steps to a tile all of the kernel's code is in use, and beyond about 64 KB of it warps wait for
-instructions.
+ALTERNATE: see `kernels.hopper.backward_alternate`. HOLD: see `kernels.hopper.backward_hold`. ALL_SEEN: no tile is
+without steps, and there is no code for one. That matters: with few steps to a tile all of the kernel's code is in use,
+and beyond about 64 KB of it warps wait for instructions.
 
 With one slot of K and V (LATE) the next K goes to the slot of this V, which is free after the last dP, while dK and dQ
 of the last step are still computed; V, which is needed later, to that of this K.
@@ -70,8 +71,8 @@ from kernels.hopper.backward_parts import (
     Config,
     Tile,
     Work,
+    ends_early,
     opaque,
-    steps_with_keys,
 )
 from kernels.hopper.backward_record import CUT_END, CUT_FROM, FIELDS, HOLDS, LASTS, PARTIALS, ROLE, STEPS
 from kernels.hopper.backward_step import step_64, step_128, step_of, step_without_keys
@@ -87,7 +88,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
                     COUNTED: tl.constexpr, SKIP: tl.constexpr, SERPENTINE: tl.constexpr,
                     TURNS: tl.constexpr, PAIR: tl.constexpr, HOLD: tl.constexpr, ALL_SEEN: tl.constexpr,
-                    SUMMED: tl.constexpr, REGISTERS: tl.constexpr):
+                    SUMMED: tl.constexpr, ALTERNATE: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
     ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
@@ -104,15 +105,18 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     ROW: tl.constexpr = 0 if D == 128 else 64
     COLUMN: tl.constexpr = 64 if D == 128 else 0
     c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT,
-                             KEEP, COUNTED, SERPENTINE, TURNS, PAIR, HOLD, ALL_SEEN, SUMMED, LATE, USES, ONCE, AGAIN,
-                             ROW, COLUMN, DTYPE)
+                             KEEP, COUNTED, SERPENTINE, TURNS, PAIR, HOLD, ALL_SEEN, SUMMED, ALTERNATE, LATE, USES,
+                             ONCE, AGAIN, ROW, COLUMN, DTYPE)
     kv_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 4)
     q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, 1 if KEEP else NUM_Q)
     do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
     ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32 * DS_STAGES)
-    staging = tlx.local_alloc((HALF, HALF), tl.float32, STAGES * 2)
-    final = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 4, reuse=staging)
-    dkv = tlx.local_alloc((HALF, D), DTYPE, STAGES * 256 // D, reuse=staging)
+    staging0 = tlx.local_alloc((HALF, HALF), tl.float32, STAGES)
+    staging1 = tlx.local_alloc((HALF, HALF), tl.float32, STAGES)
+    final0 = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 2, reuse=staging0)
+    final1 = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 2, reuse=staging1)
+    dkv0 = tlx.local_alloc((HALF, D), DTYPE, STAGES * 128 // D, reuse=staging0)
+    dkv1 = tlx.local_alloc((HALF, D), DTYPE, STAGES * 128 // D, reuse=staging1)
     lse_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
     delta_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
     k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
@@ -138,7 +142,8 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     begin = tl.load(bounds + pid)
     end = tl.load(bounds + pid + 1)
     work = Work(tiles, begin, end, rows, num_blocks, counters)
-    buf = Buffers(kv_smem, q_smem, do_smem, ds_smem, staging, final, dkv, lse_smem, delta_smem)
+    buf = Buffers(kv_smem, q_smem, do_smem, ds_smem, (staging0, staging1), (final0, final1), (dkv0, dkv1),
+                  lse_smem, delta_smem)
     bar = Barriers(k_empty, v_empty, q_full, q_empty, do_full, do_empty, ready, full, no_steps, may_give, taken, met)
 
     with tlx.async_tasks():
@@ -164,22 +169,23 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 elif steps == 0:
                     tlx.barrier_wait(no_steps[0], n_without & 1)
                     n_without += 1
+                alone = ends_early(record) if SKIP else False
                 whole = steps  # steps with keys for this consumer
                 if SKIP and cid == 1:
-                    whole = steps_with_keys(record, steps)
+                    whole = tl.where(alone, 0, steps)
                 cut0, cut1 = tl.load(record + CUT_END), tl.load(record + CUT_FROM)
                 kb = n_kv % NUM_KV
                 held = tl.load(record + HOLDS) if HOLD else 0
                 if HOLD:
                     n_held += held & 1
                 tile = Tile(record, steps, walks_back(record, SERPENTINE, PAIR), tl.load(record + ROLE) if PAIR else 0,
-                            held, tl.load(record + PARTIALS), tl.load(record + LASTS), n_kv, n_idle, n_held)
+                            held, alone, tl.load(record + PARTIALS), tl.load(record + LASTS), n_kv, n_idle, n_held)
                 dk = tl.zeros([HALF, D], tl.float32)
                 dv = tl.zeros([HALF, D], tl.float32)
                 for g in tl.range(0, GROUP, num_stages=1):
                     if SKIP and cid == 1:
                         for i in tl.range(whole, steps, num_stages=1):
-                            step_without_keys(step_of(i, n_step, tile, bar, peer, cid, c), buf, cid, c)
+                            step_without_keys(step_of(i, n_step, tile, bar, peer, cid, c), buf, bar, cid, c)
                             n_step += 1
                     for i in tl.range(0, whole, num_stages=1):
                         step = step_of(i, n_step, tile, bar, peer, cid, c)
@@ -187,19 +193,20 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                         cut = step.block < cut0
                         if HAS_LEFT:
                             cut |= step.block >= cut1
-                        before = (step.use + STAGES - 1) % STAGES * 2 + cid if LATE else 0
                         pending = g + i
                         pending = opaque(pending)  # else the first step becomes a copy of its own
                         unsaid = pending > 0
                         if PAIR:
                             unsaid &= gives(i - 1, steps, tile.role) == 0
+                        elif ALTERNATE and SKIP:  # it was consumer 1's
+                            unsaid &= alone == 0
                         done_v = (i + 1 == whole) & (g == GROUP - 1)
                         if D == 128:
-                            dk, dv = step_128(step, dk, dv, v_slot, cut, unsaid, full[before], done_v, v_empty[kb],
-                                              record, scale_log2, scale, left, right, buf, cid, c)
+                            dk, dv = step_128(step, dk, dv, v_slot, cut, unsaid, done_v, v_empty[kb], record,
+                                              scale_log2, scale, left, right, buf, bar, cid, c)
                         else:
-                            dk, dv = step_64(step, dk, dv, v_slot, cut, unsaid, full[before], done_v, v_empty[kb],
-                                             record, scale_log2, scale, left, right, buf, cid, c)
+                            dk, dv = step_64(step, dk, dv, v_slot, cut, unsaid, done_v, v_empty[kb], record,
+                                             scale_log2, scale, left, right, buf, bar, cid, c)
                         n_step += 1
                 end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, cid, c)
                 if PAIR:

@@ -30,6 +30,8 @@ class HopperBackwardOptions:
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
         dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
+        alternate: one consumer computes a step's whole dQ, the other the next's, see
+            `kernels.hopper.backward_alternate`. It does nothing where `alternates` says no.
         skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         serpentine: every second tile of an owned sequence walks Q backwards, so that L2 still has what comes first.
@@ -59,6 +61,7 @@ class HopperBackwardOptions:
     dq_stages: int = 2
     ds_stages: int = 2
     dk_first: bool = True
+    alternate: bool = False
     skip_half: bool = False
     l2_hints: bool = False
     serpentine: bool = False
@@ -90,7 +93,7 @@ class HopperBackwardOptions:
     def token(self) -> str:
         """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
-        parts = [stages, "dk" * self.dk_first, "skip" * self.skip_half, "l2" * self.l2_hints,
+        parts = [stages, "dk" * self.dk_first, "alt" * self.alternate, "skip" * self.skip_half, "l2" * self.l2_hints,
                  "serp" * self.serpentine, "hold" * self.hold, "pair" * self.pairs, "rot" * self.rotate,
                  "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
@@ -106,6 +109,12 @@ SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stag
 @functools.cache
 def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptions:
     return replace(options, **changes)
+
+
+def alternates(options: HopperBackwardOptions, head_dim: int, pairs: bool) -> bool:
+    """Whether ``alternate`` does something: at D = 128, not in pairs, and where the stages are the default's."""
+    stages = (options.kv_stages, options.dq_stages, options.ds_stages) == (1, 2, 2)
+    return options.alternate and options.dk_first and stages and head_dim == 128 and not pairs
 
 
 def buffer_bytes(options: HopperBackwardOptions, head_dim: int, block_m: int, keeps_dq: bool) -> int:
@@ -130,6 +139,7 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
         return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False, serpentine=short, turns=True)
     if not problem.mask.is_full:
         return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short,
+                     alternate=problem.mask.left is None,
                      serpentine=short and problem.mask.left is None,
                      hold=short and problem.mask.left is None and not grouped)
     mean = problem.layout_q.total / max(problem.batch, 1)
@@ -140,4 +150,5 @@ def select(problem: JaggedProblem) -> HopperBackwardOptions:
     # CTAs that walk alone gain by rotation, tiles of one sequence lose by it
     return _with(DEFAULT, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=near,
                  hold=short and not grouped and not two_blocks, owned_blocks=2 if grouped else 4,
-                 turns=longest_k > 512, pairs=two_blocks and not grouped)
+                 turns=longest_k > 512, pairs=two_blocks and not grouped,
+                 alternate=grouped or not two_blocks)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
+from kernels.hopper.backward_alternate import LAST_STAGED, is_mine
 from kernels.hopper.backward_hold import leaves
 from kernels.hopper.backward_record import HEAD, K_LEN, K_ROW, K_START
 from kernels.hopper.backward_walk import gives
@@ -14,11 +15,11 @@ from kernels.hopper.ragged import store_rows
 
 
 @triton.jit
-def _slot_of_use(use, bar, CID: tl.constexpr, c: tl.constexpr):
-    """This consumer's slot of a use of the staging, when it is free."""
-    slot = use % c.STAGES * 2 + CID
-    tlx.barrier_wait(bar.ready[slot], (use // c.STAGES) & 1)
-    return slot
+def _stage_of_use(use, bar, CID: tl.constexpr, c: tl.constexpr):
+    """The stage of a use of the staging, when this consumer's slot there is free."""
+    stage = use % c.STAGES
+    tlx.barrier_wait(bar.ready[2 * stage + CID], (use // c.STAGES) & 1)
+    return stage
 
 
 @triton.jit
@@ -27,13 +28,21 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
 
     ``n_step``: the CTA's steps so far, this tile's among them.
     """
-    DKV: tl.constexpr = 128 // c.D  # slots of dkv to one of the staging
+    DKV: tl.constexpr = 128 // c.D  # slots of dkv to a stage
     use = n_step + c.USES * tile.n_kv + tile.n_idle  # of the staging, the one after the last step's
     leave = leaves(tile.held, tile.steps - 1, tile.steps)
     unsaid = (whole > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0)
+    mine = is_mine(n_step - 1, tile.alone, CID)  # the last step's dQ
+    if c.ALTERNATE:
+        unsaid &= mine
     if c.LATE and unsaid:
         tlx.fence("async_shared")
-        tlx.barrier_arrive(bar.full[(use + c.STAGES - 1) % c.STAGES * 2 + CID])
+        before = (use + c.STAGES - 1) % c.STAGES * 2
+        tlx.barrier_arrive(bar.full[before + CID])
+        if c.ALTERNATE:
+            tlx.barrier_arrive(bar.full[before + 1 - CID])
+    if c.ALTERNATE and mine & (tile.steps > 0):
+        tlx.named_barrier_arrive(LAST_STAGED, 256)
     if c.KEEP:
         tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
     else:
@@ -44,10 +53,12 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
     if c.LATE:
         if whole == 0:  # else its last step has
             tlx.barrier_arrive(bar.v_empty[kb])
-        slot = _slot_of_use(use, bar, CID, c)
-        tlx.local_store(buf.dkv[slot * DKV], dv.to(c.DTYPE))
+        if c.ALTERNATE and (mine == 0) & (tile.alone != 0) & (tile.steps > 0):  # it had no part in the one before, too
+            tlx.named_barrier_wait(LAST_STAGED, 256)
+        stage = _stage_of_use(use, bar, CID, c)
+        tlx.local_store(buf.dkv[CID][stage * DKV], dv.to(c.DTYPE))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(bar.full[slot])
+        tlx.barrier_arrive(bar.full[2 * stage + CID])
     else:
         v = buf.kv[2 * c.NUM_KV + kb * 2 + CID]
         tlx.local_store(v, dv.to(c.DTYPE))
@@ -62,10 +73,12 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
         use += c.USES - 1
         if c.HOLD:
             use += leave.to(tl.int32)  # dV's slot again
-        slot = _slot_of_use(use, bar, CID, c)
-        tlx.local_store(buf.dkv[slot * DKV], dk.to(c.DTYPE))
+        if c.ALTERNATE and (mine == 0) & (tile.alone == 0) & (tile.steps > 0):
+            tlx.named_barrier_wait(LAST_STAGED, 256)
+        stage = _stage_of_use(use, bar, CID, c)
+        tlx.local_store(buf.dkv[CID][stage * DKV], dk.to(c.DTYPE))
         tlx.fence("async_shared")
-        tlx.barrier_arrive(bar.full[slot])
+        tlx.barrier_arrive(bar.full[2 * stage + CID])
     if not c.LATE:
         tlx.async_descriptor_store_wait(0)
         tlx.barrier_arrive(bar.v_empty[kb])
@@ -81,7 +94,7 @@ def even_out(tile, n_step, bar, CID: tl.constexpr, c: tl.constexpr):
     """
     n_idle = tile.n_idle
     if (tile.role == 0) & (tile.steps % 2 == 1):
-        slot = _slot_of_use(n_step + c.USES * tile.n_kv + n_idle + c.USES, bar, CID, c)
-        tlx.barrier_arrive(bar.full[slot])
+        stage = _stage_of_use(n_step + c.USES * tile.n_kv + n_idle + c.USES, bar, CID, c)
+        tlx.barrier_arrive(bar.full[2 * stage + CID])
         n_idle += 1
     return n_idle

@@ -43,12 +43,12 @@ class Hand(NamedTuple):
 
 
 @triton.jit
-def give(staging, ready, may_give, slot, n_give, i, steps, role, peer):
-    """The writer copies what its consumers have staged from ``slot`` on to the other CTA."""
+def give(staging, ready, may_give, stage, n_give, i, steps, role, peer):
+    """The writer copies what its consumers have staged in ``stage`` to the other CTA."""
     tlx.barrier_wait(may_give[n_give % 2], (n_give // 2) & 1)
-    there = (slot // 2 + taken_later(i, steps, role)) % 2 * 2
+    there = (stage + taken_later(i, steps, role)) % 2
     for c in tl.static_range(2):
-        tlx.async_remote_shmem_copy(staging[there + c], staging[slot + c], peer, ready[there + c])
+        tlx.async_remote_shmem_copy(staging[c][there], staging[c][stage], peer, ready[2 * there + c])
 
 
 @triton.jit

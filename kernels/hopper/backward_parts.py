@@ -40,6 +40,7 @@ class Config(NamedTuple):
     HOLD: tl.constexpr
     ALL_SEEN: tl.constexpr
     SUMMED: tl.constexpr
+    ALTERNATE: tl.constexpr
     LATE: tl.constexpr
     USES: tl.constexpr
     ONCE: tl.constexpr
@@ -67,9 +68,9 @@ class Buffers(NamedTuple):
     q: tlx.buffered_tensor
     do: tlx.buffered_tensor
     ds: tlx.buffered_tensor
-    staging: tlx.buffered_tensor
-    final: tlx.buffered_tensor  # the staging as [64, 64] of dq
-    dkv: tlx.buffered_tensor  # the staging as [64, D] of dv or dk
+    staging: tuple  # of consumer 0 and 1: apart, or the compiler puts a barrier between stores to both
+    final: tuple  # the staging as [64, 64] of dq, two to a stage
+    dkv: tuple  # the staging as [64, D] of dv or dk, 128 / D to a stage
     lse: tlx.buffered_tensor
     delta: tlx.buffered_tensor
 
@@ -82,6 +83,7 @@ class Tile(NamedTuple):
     back: tl.tensor
     role: tl.tensor
     held: tl.tensor
+    alone: tl.tensor  # consumer 1 has no keys in it
     partials: tl.tensor
     lasts: tl.tensor
     n_kv: tl.tensor
@@ -123,9 +125,9 @@ def first_slot(n_kv, NUM_KV: tl.constexpr, LATE: tl.constexpr):
 
 
 @triton.jit
-def steps_with_keys(record, steps):
-    """Consumer 1's steps with keys in a tile: all, or none if the sequence ends in the first 64 rows."""
-    return tl.where(tl.load(record + K_LEN) - tl.load(record + K_ROW) <= HALF, 0, steps)
+def ends_early(record):
+    """Whether consumer 1 has no keys in a tile: the sequence ends in its first 64 rows."""
+    return tl.load(record + K_LEN) - tl.load(record + K_ROW) <= HALF
 
 
 @triton.jit

@@ -47,18 +47,18 @@ def _make_ready(use, row, fetch, opening, desc_acc, buf, bar, c: tl.constexpr):
 
     ``opening``: the two stores issued last are of the other stage, dK's.
     """
+    stage = use % c.STAGES
     for cid in tl.static_range(2):
-        slot = use % c.STAGES * 2 + cid
         if opening:
             tlx.async_descriptor_store_wait(3 - cid)
         else:
             tlx.async_descriptor_store_wait(1 - cid)
         if fetch:
-            tlx.barrier_expect_bytes(bar.ready[slot], HALF * HALF * 4)
-            tlx.async_descriptor_load(desc_acc, buf.staging[slot], [row + cid * c.ROW, cid * c.COLUMN],
-                                      bar.ready[slot], eviction_policy=c.AGAIN)
+            tlx.barrier_expect_bytes(bar.ready[2 * stage + cid], HALF * HALF * 4)
+            tlx.async_descriptor_load(desc_acc, buf.staging[cid][stage], [row + cid * c.ROW, cid * c.COLUMN],
+                                      bar.ready[2 * stage + cid], eviction_policy=c.AGAIN)
         else:
-            tlx.barrier_arrive(bar.ready[slot])
+            tlx.barrier_arrive(bar.ready[2 * stage + cid])
 
 
 @triton.jit
@@ -74,10 +74,10 @@ def _send_partial(desc_acc, staging, row, first, CID: tl.constexpr, c: tl.conste
 @triton.jit
 def _store_kv(desc, use, start, length, row, column, buf, bar, c: tl.constexpr):
     """Both consumers' parts of dV or dK, when they have filled the slots of a use."""
+    stage = use % c.STAGES
     for cid in tl.static_range(2):
-        slot = use % c.STAGES * 2 + cid
-        tlx.barrier_wait(bar.full[slot], (use // c.STAGES) & 1)
-        store_rows(desc, buf.dkv[slot * (128 // c.D)], start, length, row + cid * 64, column, c.ONCE)
+        tlx.barrier_wait(bar.full[2 * stage + cid], (use // c.STAGES) & 1)
+        store_rows(desc, buf.dkv[cid][stage * (128 // c.D)], start, length, row + cid * 64, column, c.ONCE)
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def write_kept(desc_acc, work, buf, bar, c: tl.constexpr):
         tlx.barrier_wait(bar.full[cid], 0)
         if work.begin < work.end:
             row = tl.load(work.tiles + work.begin * FIELDS + ACC_BLOCK) * c.BLOCK_M
-            tlx.async_descriptor_store(desc_acc, buf.staging[cid], [row, cid * 64])
+            tlx.async_descriptor_store(desc_acc, buf.staging[cid][0], [row, cid * 64])
     stores_done(work.begin)
 
 
@@ -109,12 +109,12 @@ def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
             for i in tl.range(0, steps, num_stages=1):
                 _make_ready(n_use + AHEAD, 0, False, False, desc_acc, buf, bar, c)
                 row = (acc_block + g * acc_group + m_first + i) * c.BLOCK_M
+                stage = n_use % c.STAGES
                 for cid in tl.static_range(2):
-                    slot = n_use % c.STAGES * 2 + cid
-                    tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
+                    tlx.barrier_wait(bar.full[2 * stage + cid], (n_use // c.STAGES) & 1)
                     if cid == 0 and adds & (g + i == 0):  # so that the order of the sum is fixed
                         dq_stores_done(n_use)
-                    _send_partial(desc_acc, buf.staging[slot], row, i >= firsts, cid, c)
+                    _send_partial(desc_acc, buf.staging[cid][stage], row, i >= firsts, cid, c)
                 n_use += 1
         k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
         if c.LATE:
@@ -241,18 +241,18 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                         first |= i < storing
                         if counted & (first == 0):
                             await_adds(work.counters + stored, wanted)
+                    stage = n_use % c.STAGES
                     for cid in tl.static_range(2):
-                        slot = n_use % c.STAGES * 2 + cid
-                        tlx.barrier_wait(bar.full[slot], (n_use // c.STAGES) & 1)
+                        tlx.barrier_wait(bar.full[2 * stage + cid], (n_use // c.STAGES) & 1)
                         if c.PAIR and gives(i, steps, role):
                             if cid == 1:
-                                give(buf.staging, bar.ready, bar.may_give, slot - 1, n_give, i, steps, role, peer)
+                                give(buf.staging, bar.ready, bar.may_give, stage, n_give, i, steps, role, peer)
                                 n_give += 1
                         elif j < lasts:
-                            store_rows(desc_dq, buf.final[2 * slot], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
+                            store_rows(desc_dq, buf.final[cid][2 * stage], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
                                        column + cid * c.COLUMN, c.ONCE)
                         else:
-                            _send_partial(desc_acc, buf.staging[slot], row, first, cid, c)
+                            _send_partial(desc_acc, buf.staging[cid][stage], row, first, cid, c)
             n_use += 1
             g = g_after
             i = i_after

@@ -51,8 +51,8 @@ BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
     "short-gap": {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "dk_first": False},
     # what the rule picks at D = 128 without a mask: up to 512 keys, up to 1,024 and up to 256; for broadcast-Q of many
     # rows, and of at most 64
-    "hold": {"l2_hints": True, "rotate": True, "skip_half": True, "serpentine": True, "hold": True},
-    "turns": {"l2_hints": True, "skip_half": True, "serpentine": True, "hold": True, "turns": True},
+    "hold": {"alternate": True, "l2_hints": True, "rotate": True, "skip_half": True, "serpentine": True, "hold": True},
+    "turns": {"alternate": True, "l2_hints": True, "skip_half": True, "serpentine": True, "hold": True, "turns": True},
     "pairs": {"l2_hints": True, "rotate": True, "skip_half": True, "serpentine": True, "pairs": True},
     "broadcast": {"l2_hints": True},
     "keep": {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "keep_dq": True},

@@ -80,6 +80,8 @@ VARIANTS = {
     "turns": (Options(turns=True), {}), "turns, groups": (Options(turns=True), {"num_heads_q": 8}),
     "serpentine, skip": (Options(skip_half=True, l2_hints=True, serpentine=True), {}),
     "serpentine, skip, causal": (Options(skip_half=True, l2_hints=True, serpentine=True), {"mask": Mask.make(True)}),
+    "alternate": (Options(alternate=True), {}),
+    "alternate, skip, causal": (Options(alternate=True, skip_half=True), {"mask": Mask.make(True)}),
     "pairs": (Options(pairs=True), {}),
     "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
     "D = 64, default": (Options(), {"head_dim": 64}),

@@ -18,6 +18,7 @@ VARIANTS = {
     "chosen": None, "two stages": Options(), "short gap": SHORT_GAP, "all added": Options(direct_dq=False),
     "all once": Options(dq_stages=1, ds_stages=1, dk_first=False),
     "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
+    "alternate": Options(alternate=True), "alternate, half skipped": Options(alternate=True, skip_half=True),
     "half skipped": Options(skip_half=True), "half skipped, K and V twice": replace(SHORT_GAP, skip_half=True),
     "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
 }

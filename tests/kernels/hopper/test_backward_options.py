@@ -44,10 +44,10 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP, SHORT = "q2o2k1s2d2-dk-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-skip-l2-serp-hold-rot-own4"
-MIDDLE, SHORT_K = "q2o2k1s2d2-dk-l2-serp-hold-own4-turn", "q2o2k1s2d2-dk-l2-serp-hold-rot-own4"
-MANY, SKEWED = "q2o2k1s2d2-dk-l2-own4-turn", "q2o2k1s2d2-dk-skip-l2-serp-own4-turn"
-MASKED, SHARED_Q = "q2o2k1s2d2-dk-skip-l2-serp-hold-rot-own8", "q2o2k1s2d2-dk-l2-own4"
+FULL, GAP, SHORT = "q2o2k1s2d2-dk-alt-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-alt-skip-l2-serp-hold-rot-own4"
+MIDDLE, SHORT_K = "q2o2k1s2d2-dk-alt-l2-serp-hold-own4-turn", "q2o2k1s2d2-dk-alt-l2-serp-hold-rot-own4"
+MANY, SKEWED = "q2o2k1s2d2-dk-alt-l2-own4-turn", "q2o2k1s2d2-dk-alt-skip-l2-serp-own4-turn"
+MASKED, SHARED_Q = "q2o2k1s2d2-dk-alt-skip-l2-serp-hold-rot-own8", "q2o2k1s2d2-dk-l2-own4"
 PAIRED, WIDE_PAIRED = (f"q2o2k1s2d2-dk-{skip}l2-serp-pair-rot-own4" for skip in ("skip-", ""))
 WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
 
@@ -73,8 +73,8 @@ WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
     ([900], [900], {"mask": CAUSAL, "num_heads_q": 8}, MASKED.replace("hold-", "")),
     ([900], [900], {"mask": WINDOW}, "q2o2k1s2d2-dk-skip-l2-rot-own8"),
     ([2000], [2000], {"mask": WINDOW}, "q2o2k1s2d2-dk-l2-own8"),
-    ([1024], [1024], {"mask": CAUSAL}, MASKED), ([1025], [1025], {"mask": CAUSAL}, "q2o2k1s2d2-dk-l2-own8"),
-    ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-dk-l2-own8"),
+    ([1024], [1024], {"mask": CAUSAL}, MASKED), ([1025], [1025], {"mask": CAUSAL}, "q2o2k1s2d2-dk-alt-l2-own8"),
+    ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-dk-alt-l2-own8"),
     ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-serp-own4-turn"),
     ([2000], [2000], {"head_dim": 64}, "q2o2k2s1d2-own4-turn"),
     (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (64, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"),

@@ -8,8 +8,15 @@ import triton.language as tl
 from backward_cases import CROSS, SELF, check_gradients, problem, simulate_backward, tensors
 from triton import jit
 
-from kernels.hopper import backward, backward_counted, backward_plan, backward_step, backward_writer
-from kernels.hopper.backward_options import SHORT_GAP
+from kernels.hopper import (
+    backward,
+    backward_counted,
+    backward_output,
+    backward_plan,
+    backward_step,
+    backward_writer,
+)
+from kernels.hopper.backward_options import SHORT_GAP, alternates
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.hopper.backward_schedule import HOLDS, build, takes_pairs, takes_turns
 from kernels.mask import Mask
@@ -128,6 +135,34 @@ def test_right_in_every_mode(name):
     check(case, *tensors(case), options)
 
 
+ALTERNATE = [name for name, (make, options) in CASES.items()
+             if options and alternates(replace(options, alternate=True), make().head_dim, options.pairs)]
+
+
+@pytest.mark.parametrize("name", ALTERNATE)
+def test_consumers_that_take_turns_at_dq(name):
+    make, options = CASES[name]
+    case = make()
+    check(case, *tensors(case), replace(options, alternate=True))
+
+
+def test_they_take_turns_in_most_cases():
+    assert len(ALTERNATE) > 25
+
+
+@jit
+def _always(n_step, alone, CID: tl.constexpr):
+    return n_step >= 0
+
+
+def test_who_does_not_wait_for_the_last_dq_of_a_tile_is_found(monkeypatch):
+    """Who had no part in it would take an older phase of `ready` for the one of dK's slot."""
+    monkeypatch.setattr(backward_output, "is_mine", _always)
+    case = problem([300, 130], [300, 400])
+    with pytest.raises(SimulationError):
+        check(case, *tensors(case), Options(alternate=True), mode="lazy")
+
+
 SAME = object()
 FAIR = {"deterministic": False, "owned_blocks": 8}
 HELD = {
@@ -170,9 +205,14 @@ def test_cases_of_held_blocks_have_all_that_there_is():
         assert 7 in values[name], name
 
 
+@pytest.mark.parametrize("alternate", [False, True])
 @pytest.mark.parametrize("name", HELD)
-def test_held_blocks(name):
+def test_held_blocks(name, alternate):
     case, options, _values = held(name)
+    options = replace(options, alternate=alternate)
+    if alternate and not alternates(options, case.head_dim, False):
+        assert name in {"one Q, dS once", "D = 64", "D = 64, cross"}
+        return
     inputs = tensors(case)
     for sms, mode, seed in ((1, "random", 0), (2, "random", 1), (1, "lazy", 2), (2, "eager", 3)):
         check(case, *inputs, options, sms=sms, mode=mode, seed=seed)

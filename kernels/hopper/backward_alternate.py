@@ -1,0 +1,79 @@
+"""The two consumers of the Hopper backward take turns at dQ: one computes a step's whole dQ, the other the next's.
+
+Otherwise each computes half of every dQ: two matmuls of 64 columns, which read dS twice from shared memory, and each
+waits for the other's dS in every step. One matmul of 128 columns reads it once, and only who computes dQ waits, so that
+the two drift apart and fill each other's gaps. At D = 128, with dQ and dS twice, not in pairs.
+
+The dQ of a CTA's 1st, 3rd ... step is consumer 0's, that of the others consumer 1's; but in a tile where consumer 1 has
+no keys (`Tile.alone`) all are consumer 1's, which has nothing else to do there. The other says that its dS is written,
+and goes on.
+
+    named barrier    arrives                             waits
+    8 to 11          consumer 0 (8, 10) or 1 (9, 11)     the other, before the step's dQ
+                     without dQ to do: dS is written
+                     in the first stage, in the second
+    12               who had a tile's last dQ, having    the other, before a slot of the staging whose last use it
+                     staged it                           had no part in
+
+Why dS may be written two steps later without asking: who computes dQ(n) writes its own dS(n+1) after it, and the other
+waits for that before its dQ(n+1), so before its dS(n+2). In a tile without keys for it consumer 1 gives Q and dO back
+after its dQ, and consumer 0 needs what comes to their slots next for S(n+2). At a tile's end there is barrier 12.
+
+Why barrier 12: a use of the staging is known by the phase of `ready` alone, so who waits for one must know that the one
+before it in its stage was ready, or takes an older phase for it. Within a tile a consumer has every second use, of one
+stage. At its end both have dV and dK to stage, and who had no part in the last dQ (where it was alone, in the one
+before either) must not run ahead of it.
+
+The part of dQ that comes from memory is added after the matmul: as what the accumulator starts from, it would have to
+change its layout through 32 KB of shared memory.
+"""
+
+import triton
+import triton.language as tl
+import triton.language.extra.tlx as tlx
+
+from kernels.hopper.backward_parts import load_partial, store_partial
+
+LAST_STAGED = tl.constexpr(12)  # a named barrier
+
+
+@triton.jit
+def is_mine(n_step, alone, CID: tl.constexpr):
+    """Whether the dQ of the CTA's ``n_step``-th step is consumer ``CID``'s."""
+    mine = n_step % 2 == CID
+    if CID == 0:
+        mine &= alone == 0
+    else:
+        mine |= alone != 0
+    return mine
+
+
+@triton.jit
+def _stage(left, right, step, buf, c: tl.constexpr):
+    """Both halves of dQ to the staging."""
+    if step.last:
+        tlx.local_store(buf.final[0][2 * step.stage], left.to(c.DTYPE))
+        tlx.local_store(buf.final[1][2 * step.stage], right.to(c.DTYPE))
+    else:
+        store_partial(buf.staging[0][step.stage], left)
+        store_partial(buf.staging[1][step.stage], right)
+
+
+@triton.jit
+def whole_dq(step, side, buf, bar, BOTH: tl.constexpr, CID: tl.constexpr, c: tl.constexpr):
+    """A step's dQ by one consumer, from the dS of both or of consumer 0 alone, to the staging. Tells nobody."""
+    tlx.named_barrier_wait(9 + side - CID, 256)
+    dq = tl.zeros([64, 128], tl.float32)
+    dq = tlx.async_dot(tlx.local_trans(buf.ds[side]), buf.kv[step.k], dq)
+    if BOTH:
+        dq = tlx.async_dot(tlx.local_trans(buf.ds[side + 1]), buf.kv[step.k + 1], dq)
+    tlx.barrier_wait(bar.ready[2 * step.stage + 1], step.ready_phase)  # after the other, unless a partial dQ comes
+    dq = tlx.async_dot_wait(0, dq)
+    left, right = tl.split(tl.permute(tl.reshape(dq, [64, 2, 64]), (0, 2, 1)))
+    if step.partial:
+        tlx.barrier_wait(bar.ready[2 * step.stage], step.ready_phase)
+        left += load_partial(buf.staging[0][step.stage])
+        right += load_partial(buf.staging[1][step.stage])
+        _stage(left, right, step, buf, c)
+    else:
+        _stage(left, right, step, buf, c)
