@@ -12,17 +12,18 @@ and goes on.
     8 to 11          consumer 0 (8, 10) or 1 (9, 11)     the other, before the step's dQ
                      without dQ to do: dS is written
                      in the first stage, in the second
-    12               who had a tile's last dQ, having    the other, before a slot of the staging whose last use it
-                     staged it                           had no part in
+    12, 13           consumer 0 (12) or 1 (13) who had   the other, before a slot of the staging whose last use it
+                     a tile's last dQ: it is staged      had no part in
 
 Why dS may be written two steps later without asking: who computes dQ(n) writes its own dS(n+1) after it, and the other
 waits for that before its dQ(n+1), so before its dS(n+2). In a tile without keys for it consumer 1 gives Q and dO back
-after its dQ, and consumer 0 needs what comes to their slots next for S(n+2). At a tile's end there is barrier 12.
+after its dQ, and consumer 0 needs what comes to their slots next for S(n+2). At a tile's end there are barriers 12 and 13.
 
-Why barrier 12: a use of the staging is known by the phase of `ready` alone, so who waits for one must know that the one
+Why barriers 12 and 13: a use of the staging is known by the phase of `ready` alone, so who waits for one must know that the one
 before it in its stage was ready, or takes an older phase for it. Within a tile a consumer has every second use, of one
 stage. At its end both have dV and dK to stage, and who had no part in the last dQ (where it was alone, in the one
-before either) must not run ahead of it.
+before either) must not run ahead of it. They are two, as a consumer that doesn't wait for the other's dS in a tile of one step
+could wait here before the other has waited for the tile before, and with its own arrival there be taken for both.
 
 The part of dQ that comes from memory is added after the matmul: as what the accumulator starts from, it would have to
 change its layout through 32 KB of shared memory.
@@ -34,7 +35,7 @@ import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_parts import load_partial, store_partial
 
-LAST_STAGED = tl.constexpr(12)  # a named barrier
+LAST_STAGED = tl.constexpr(12)  # a named barrier, consumer 0's
 
 
 @triton.jit

@@ -36,7 +36,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows, or (ALTE
                                                            tile's end)
     named 9          both consumers: dS is written         both, before dQ
     named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
-    named 12         ALTERNATE: a tile's last dQ staged    the consumer that had no part in it
+    named 12, 13     ALTERNATE: a tile's last dQ staged    the consumer that had no part in it
     may_give, taken, met   see `kernels.hopper.backward_pair` (PAIR)
 
 ALTERNATE: see `kernels.hopper.backward_alternate`. HOLD: see `kernels.hopper.backward_hold`. ALL_SEEN: no tile is

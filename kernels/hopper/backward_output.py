@@ -42,7 +42,7 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
         if c.ALTERNATE:
             tlx.barrier_arrive(bar.full[before + 1 - CID])
     if c.ALTERNATE and mine & (tile.steps > 0):
-        tlx.named_barrier_arrive(LAST_STAGED, 256)
+        tlx.named_barrier_arrive(LAST_STAGED + CID, 256)
     if c.KEEP:
         tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
     else:
@@ -54,7 +54,7 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
         if whole == 0:  # else its last step has
             tlx.barrier_arrive(bar.v_empty[kb])
         if c.ALTERNATE and (mine == 0) & (tile.alone != 0) & (tile.steps > 0):  # it had no part in the one before, too
-            tlx.named_barrier_wait(LAST_STAGED, 256)
+            tlx.named_barrier_wait(LAST_STAGED + 1 - CID, 256)
         stage = _stage_of_use(use, bar, CID, c)
         tlx.local_store(buf.dkv[CID][stage * DKV], dv.to(c.DTYPE))
         tlx.fence("async_shared")
@@ -74,7 +74,7 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
         if c.HOLD:
             use += leave.to(tl.int32)  # dV's slot again
         if c.ALTERNATE and (mine == 0) & (tile.alone == 0) & (tile.steps > 0):
-            tlx.named_barrier_wait(LAST_STAGED, 256)
+            tlx.named_barrier_wait(LAST_STAGED + 1 - CID, 256)
         stage = _stage_of_use(use, bar, CID, c)
         tlx.local_store(buf.dkv[CID][stage * DKV], dk.to(c.DTYPE))
         tlx.fence("async_shared")

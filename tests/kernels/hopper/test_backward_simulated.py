@@ -163,6 +163,15 @@ def test_who_does_not_wait_for_the_last_dq_of_a_tile_is_found(monkeypatch):
         check(case, *tensors(case), Options(alternate=True), mode="lazy")
 
 
+def test_a_tile_of_one_step_does_not_overtake_the_wait_of_the_tile_before():
+    """Whose dQ isn't due there waits for nobody before the tile's end, and stood in for the other at one barrier."""
+    lengths = [280, 64, 0, 200, 65, 150, 200]
+    case = problem(lengths, lengths)
+    options = Options(alternate=True, skip_half=True, serpentine=True, hold=True, rotate=True, l2_hints=True)
+    for seed in range(4, 7):
+        check(case, *tensors(case), options, sms=1, mode="random", seed=seed)
+
+
 SAME = object()
 FAIR = {"deterministic": False, "owned_blocks": 8}
 HELD = {
