@@ -17,13 +17,14 @@ and goes on.
 
 Why dS may be written two steps later without asking: who computes dQ(n) writes its own dS(n+1) after it, and the other
 waits for that before its dQ(n+1), so before its dS(n+2). In a tile without keys for it consumer 1 gives Q and dO back
-after its dQ, and consumer 0 needs what comes to their slots next for S(n+2). At a tile's end there are barriers 12 and 13.
+after its dQ, and consumer 0 needs what comes to their slots next for S(n+2). At a tile's end there are barriers 12 and
+13.
 
-Why barriers 12 and 13: a use of the staging is known by the phase of `ready` alone, so who waits for one must know that the one
+Why those: a use of the staging is known by the phase of `ready` alone, so who waits for one must know that the one
 before it in its stage was ready, or takes an older phase for it. Within a tile a consumer has every second use, of one
 stage. At its end both have dV and dK to stage, and who had no part in the last dQ (where it was alone, in the one
-before either) must not run ahead of it. They are two, as a consumer that doesn't wait for the other's dS in a tile of one step
-could wait here before the other has waited for the tile before, and with its own arrival there be taken for both.
+before either) must not run ahead of it. They are two, as a consumer that doesn't wait for the other's dS in a tile of
+one step could wait here before the other has waited for the tile before, and its arrival be taken for the other's.
 
 The part of dQ that comes from memory is added after the matmul: as what the accumulator starts from, it would have to
 change its layout through 32 KB of shared memory.
