@@ -101,6 +101,17 @@ def test_unchanged_kernel_must_pass():
         run_campaign("nothing", [Case("nothing", 90, prepare)], 1)
 
 
+def test_it_must_pass_in_every_schedule():
+    """A failure in a later one would be every mutant's."""
+    def prepare():
+        calls = iter(range(100))
+        return lambda: [Output("x", torch.ones(3), torch.full((3,), float(next(calls) < 5)), times=0)]
+
+    with pytest.raises(RuntimeError, match="the unchanged kernel fails"):
+        run_campaign("nothing", [Case("nothing", 90, prepare)], 20)
+    run_campaign("nothing", [Case("nothing", 90, prepare)], 5)
+
+
 def test_every_survivor_that_is_listed_has_an_argument_and_a_campaign():
     from importlib import resources
 
