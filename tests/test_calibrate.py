@@ -36,7 +36,7 @@ def calibrate() -> Iterator[ModuleType]:
     HopperBackwardOptions(q_stages=1, do_stages=1, dq_stages=1, ds_stages=1, dk_first=False, owned_blocks=0),
     HopperBackwardOptions(skip_half=True, l2_hints=True, serpentine=True, pairs=True, rotate=True, owned_blocks=64),
     HopperBackwardOptions(serpentine=True, hold=True), HopperBackwardOptions(keep_dq=True, turns=True),
-    HopperBackwardOptions(counted=True, deterministic=True),
+    HopperBackwardOptions(counted=True, deterministic=True), HopperBackwardOptions(alternate=True, l2_hints=True),
 ], ids=lambda options: options.token)
 def test_a_backward_s_name_says_its_switches(calibrate, options):
     switches, schedule = calibrate.backward_that_ran(f"hopper/{options.token}/sorted")
