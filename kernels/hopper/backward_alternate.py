@@ -76,6 +76,6 @@ def whole_dq(step, side, buf, bar, BOTH: tl.constexpr, CID: tl.constexpr, c: tl.
         tlx.barrier_wait(bar.ready[2 * step.stage], step.ready_phase)
         left += load_partial(buf.staging[0][step.stage])
         right += load_partial(buf.staging[1][step.stage])
-        _stage(left, right, step, buf, c)
+        _stage(left, right, step, buf, c)  # in both branches, as no layout of the sum would fit both
     else:
         _stage(left, right, step, buf, c)
