@@ -73,10 +73,16 @@ def choose_variants(config: BenchConfig, names: Sequence[str] | None, impl: str,
 
 def distinct(variants: Sequence[Variant], problem: JaggedProblem,
              implementation: Implementation) -> Iterator[tuple[Variant, str]]:
-    """The variants with what the implementation calls them on a problem; of those that are the same, the first."""
+    """The variants with what the implementation calls them on a problem; of those that are the same, the first.
+
+    One whose switches the problem can't have keeps its own name: running it says why.
+    """
     seen: set[tuple[str, str]] = set()
     for variant in variants:
-        token = implementation.describe(problem, variant.direction, variant.schedule, variant.options)
+        try:
+            token = implementation.describe(problem, variant.direction, variant.schedule, variant.options)
+        except ValueError:
+            token = variant.name
         if (variant.direction, token) not in seen:
             seen.add((variant.direction, token))
             yield variant, token

@@ -19,6 +19,7 @@ from kernels.api import jagged_flash_attention
 from kernels.autograd import Plan, packed
 from kernels.implementation import Direction
 from kernels.jagged_layout import JaggedLayout
+from kernels.problem import JaggedProblem
 
 DIRECTIONS: tuple[Direction, Direction] = ("fwd", "bwd")
 
@@ -100,8 +101,7 @@ class JaggedOperation(AutogradOperation):
         self._refusals: dict[str, str] = {}
         for direction in DIRECTIONS:
             try:
-                self._choices[direction] = dispatch.choose(self.problem, direction, inputs.q.device,
-                                                           options.implementation, options.schedule)
+                self._choices[direction] = _choose(self.problem, direction, inputs.q.device, options)
             except (NotImplementedError, ValueError) as error:
                 self._refusals[direction] = str(error)
         self._packed = packed(inputs.q), packed(inputs.k), packed(inputs.v)
@@ -172,6 +172,15 @@ class JaggedOperation(AutogradOperation):
         return choice.implementation.describe(self.problem, direction, choice.schedule, plan.options)
 
 
+def _choose(problem: JaggedProblem, direction: Direction, device: torch.device,
+            options: PortableOptions) -> dispatch.Choice:
+    """The implementation. Raises `ValueError`, too, for switches that the problem can't have, as too many stages."""
+    choice = dispatch.choose(problem, direction, device, options.implementation, options.schedule)
+    if switches := options.plan(direction).options:
+        choice.implementation.describe(problem, direction, choice.schedule, switches)
+    return choice
+
+
 def _unseen(layout: JaggedLayout) -> JaggedLayout:
     """The same sequences, of which the host knows no more than a caller of FlashAttention says: total and longest."""
     return JaggedLayout.from_cu_seqlens(layout.cu_seqlens, total=layout.total, max_seqlen=layout.max_seqlen)
@@ -201,8 +210,7 @@ class PortableBackend(Backend):
     def declines(self, case: Case, direction: str, device: torch.device) -> str | None:
         """Why the implementations do, each with its name."""
         try:
-            dispatch.choose(make_problem(case, "cpu"), "fwd" if direction == "fwd" else "bwd", device,
-                            self.options.implementation, self.options.schedule)
+            _choose(make_problem(case, "cpu"), "fwd" if direction == "fwd" else "bwd", device, self.options)
         except (NotImplementedError, ValueError) as error:
             return str(error)
         return None

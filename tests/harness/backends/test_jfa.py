@@ -85,6 +85,15 @@ def test_a_named_implementation_declines_with_its_reason(device):
         operation.forward_kernel()
 
 
+def test_switches_that_a_case_cannot_have_are_a_reason_to_decline(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    backend = registry.create("jfa", {"impl": "hopper", "bwd": {"dq_stages": 1}})
+    reasons = [backend.declines(make_case("self", CAUSAL, [5, 3], [5, 3], head_dim=dim), "bwd", torch.device("cuda"))
+               for dim in (64, 128)]
+    assert "at D = 64 only with kv_stages 1, dq_stages 2" in reasons[0]
+    assert reasons[1] is None
+
+
 @pytest.mark.parametrize("name", ["causal", "cross", "broadcast_q"])
 def test_operation_scope_plans_anew_from_device_offsets(monkeypatch, name, device):
     calls = []
