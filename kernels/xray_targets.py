@@ -87,7 +87,7 @@ def hopper_configs() -> Iterator[OfflineConfig]:
     for shape in (Shape("bwd"), Shape("bwd", mask="causal"), Shape("bwd", mask="window"), Shape("bwd", group_size=2),
                   Shape("bwd", broadcast_q=True), Shape("bwd", 64), Shape("bwd", 64, "causal")):
         yield OfflineConfig("selected", shape, quick=("selected", str(shape)) in _HOPPER_QUICK)
-    short_gap = {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "dk_first": False}
+    short_gap = {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1}
     yield OfflineConfig("short_gap", Shape("bwd"), short_gap, quick=True)
 
 

@@ -33,7 +33,7 @@ def calibrate() -> Iterator[ModuleType]:
 
 @pytest.mark.parametrize("options", [
     DEFAULT, SHORT_GAP, HopperBackwardOptions(direct_dq=False),
-    HopperBackwardOptions(q_stages=1, do_stages=1, dq_stages=1, ds_stages=1, dk_first=False, owned_blocks=0),
+    HopperBackwardOptions(q_stages=1, do_stages=1, dq_stages=1, ds_stages=1, owned_blocks=0),
     HopperBackwardOptions(skip_half=True, l2_hints=True, serpentine=True, pairs=True, rotate=True, owned_blocks=64),
     HopperBackwardOptions(serpentine=True, hold=True), HopperBackwardOptions(keep_dq=True, turns=True),
     HopperBackwardOptions(counted=True, deterministic=True), HopperBackwardOptions(alternate=True, l2_hints=True),
@@ -45,7 +45,7 @@ def test_a_backward_s_name_says_its_switches(calibrate, options):
 
 
 @pytest.mark.parametrize("variant", [
-    "ahead-l2-own4", "q2o2k1s2d2-dk-late-own4", "q2o2k1s2d2-own4-dk", "q3o2k1s2d2-own4"])
+    "ahead-l2-own4", "q2o2k1s2d2-late-own4", "q2o2k1s2d2-own4-dk", "q3o2k1s2d2-own4"])
 def test_a_name_of_other_kernels_is_refused(calibrate, variant):
     with pytest.raises(ValueError, match=r"not a name of today's options|q_stages: expected 1 to 2"):
         calibrate.backward_that_ran(f"hopper/{variant}/zigzag")

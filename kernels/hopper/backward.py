@@ -15,6 +15,7 @@ from kernels.hopper.backward_options import (
     HopperBackwardOptions,
     alternates,
     buffer_bytes,
+    can_alternate,
     select,
 )
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
@@ -26,13 +27,13 @@ from kernels.hopper.ragged import packed_blocks
 from kernels.launch import Blocks, Launcher
 from kernels.problem import JaggedProblem
 
-BLOCK_N = 128
-BLOCK_M = {64: 128, 128: 64}  # by head_dim
+BLOCK_M = 64  # rows of Q in a step
+BLOCK_N = {64: 256, 128: 128}  # keys in a tile, by head_dim
 SUM_ROWS = 8
 
 
 def describe(problem: JaggedProblem, schedule: str | None = None, options: object | None = None) -> str:
-    """The variant, such as ``hopper/q2o2k1s2d2-dk-own4/zigzag``."""
+    """The variant, such as ``hopper/q2o2k1s2d2-own4/zigzag``."""
     chosen = _options(problem, options)
     return f"hopper/{chosen.token}/{_order(schedule)}"
 
@@ -50,12 +51,12 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
     if not out.numel() or not k.numel():
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dim, heads, mask, device = problem.head_dim, problem.num_heads_q, problem.mask, q.device
-    block_m, row_stride = BLOCK_M[dim], heads * dim
-    plan = device_plan(problem, chosen, order, sm_count(device), block_m, BLOCK_N, stream_of(device))
+    row_stride = heads * dim
+    plan = device_plan(problem, chosen, order, sm_count(device), BLOCK_M, BLOCK_N[dim], stream_of(device))
     known = plan.known
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    rows = torch.empty((heads * known.num_blocks * 2 * block_m,), dtype=torch.float32, device=device)
-    acc_rows = max(known.acc_blocks, 1) * block_m
+    rows = torch.empty((heads * known.num_blocks * 2 * BLOCK_M,), dtype=torch.float32, device=device)
+    acc_rows = max(known.acc_blocks, 1) * BLOCK_M
     acc = torch.empty((acc_rows, dim), dtype=torch.float32, device=device)
     if problem.broadcast_q and not mask.is_full:
         acc.zero_()  # a CTA's first tile doesn't touch all blocks
@@ -68,12 +69,12 @@ def backward(problem: JaggedProblem, q: torch.Tensor, k: torch.Tensor, v: torch.
                    known.num_blocks, problem.layout_q.total, row_stride, known.shared_at, known.shared_blocks,
                    problem.softmax_scale)
     left, right = problem.window_bounds
-    launch.main((known.programs, 1), packed_blocks(q, block_m, dim), packed_blocks(dout, block_m, dim),
-                packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, 64, 64),
+    launch.main((known.programs, 1), packed_blocks(q, BLOCK_M, dim), packed_blocks(dout, BLOCK_M, dim),
+                packed_blocks(k, 64, dim), packed_blocks(v, 64, dim), packed_blocks(dq, BLOCK_M, dim // 2),
                 packed_blocks(dk, 64, dim), packed_blocks(dv, 64, dim),
-                Blocks(acc, [acc_rows, dim], [dim, 1], [64, 64]), rows, plan.tiles, plan.bounds, known.num_blocks,
-                problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right, acc, dq, counters,
-                row_stride)
+                Blocks(acc, [acc_rows, dim], [dim, 1], [BLOCK_M, dim // 2]), rows, plan.tiles, plan.bounds,
+                known.num_blocks, problem.softmax_scale * math.log2(math.e), problem.softmax_scale, left, right, acc,
+                dq, counters, row_stride)
     if problem.broadcast_q:
         len_q = problem.layout_q.max_seqlen
         launch.sum((-(-len_q // SUM_ROWS), heads), acc, dq, len_q, known.copies, row_stride, 1.0)
@@ -101,7 +102,7 @@ def _launchers(problem: JaggedProblem, options: HopperBackwardOptions, known: Bo
            problem.mask.right is None, problem.broadcast_q, _keeps(problem, options), counted(problem, options),
            known.turns, known.pairs, known.all_seen, device)
     if key not in _LAUNCHERS:
-        blocks = {"BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim}
+        blocks = {"BLOCK_M": BLOCK_M, "D": problem.head_dim}
         small = {"num_warps": 4}
         _LAUNCHERS[key] = _Launchers(
             Launcher(prepare_kernel, {**blocks, "COUNTED": counted(problem, options)}, small),
@@ -121,12 +122,13 @@ def _keeps(problem: JaggedProblem, options: HopperBackwardOptions) -> bool:
 def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, turns: bool, pairs: bool,
                      all_seen: bool) -> dict[str, int | bool]:
     """The main kernel's compile-time constants; the last three arguments: of the schedule's `Bounds`."""
-    return {"GROUP": problem.group_size, "BLOCK_M": BLOCK_M[problem.head_dim], "D": problem.head_dim,
+    return {"GROUP": problem.group_size, "D": problem.head_dim,
             "NUM_Q": options.q_stages, "NUM_DO": options.do_stages, "NUM_KV": options.kv_stages,
-            "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages, "DK_FIRST": options.dk_first,
+            "STAGES": options.dq_stages, "DS_STAGES": options.ds_stages,
             "HAS_LEFT": problem.mask.left is not None, "HAS_RIGHT": problem.mask.right is not None,
             "KEEP": _keeps(problem, options), "HINTS": options.l2_hints, "COUNTED": counted(problem, options),
-            "SKIP": options.skip_half, "SERPENTINE": options.serpentine and not problem.broadcast_q,
+            "SKIP": options.skip_half and not _keeps(problem, options),
+            "SERPENTINE": options.serpentine and not problem.broadcast_q,
             "TURNS": turns, "PAIR": pairs, "HOLD": holds(problem, options, pairs),
             "ALL_SEEN": all_seen, "SUMMED": problem.broadcast_q and not _keeps(problem, options),
             "ALTERNATE": alternates(options, problem.head_dim, pairs), "REGISTERS": 232}
@@ -138,7 +140,9 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
     dim = problem.head_dim
-    need = buffer_bytes(options, dim, BLOCK_M[dim], _keeps(problem, options)) + BARRIER_BYTES
+    if dim == 64 and not can_alternate(options):
+        raise ValueError(f"options: {options.token}: at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2")
+    need = buffer_bytes(options, dim, _keeps(problem, options)) + BARRIER_BYTES
     if need > SMEM_PER_CTA:
         raise ValueError(f"options: {options.token} needs {need:,} bytes of shared memory at D = {dim}, "
                          f"{SMEM_PER_CTA:,} are there")

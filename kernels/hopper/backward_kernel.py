@@ -1,10 +1,11 @@
 """TLX jagged flash attention, backward, for Hopper (sm_90a): the warp-specialised kernel.
 
-A CTA is persistent and walks its own slice of a list of tiles; a tile is one block of 128 KV rows of one (sequence, KV
-head). Its steps are the blocks of Q that see it, for each query head of the group. Per step, in the units of the
-operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T scale (dP^T - delta), then dV += P^T dO,
-dK += dS^T Q and dQ = dS K. Each consumer owns 64 KV rows, with dV and dK in registers; dS^T passes through SMEM, so
-that each of them computes one 64 x 64 half of dQ over all 128 KV rows, or (ALTERNATE) all of it in every second step.
+A CTA is persistent and walks its own slice of a list of tiles; a tile is 128 KV rows of one (sequence, KV head), or 256
+at D = 64. Its steps are the blocks of 64 Q rows that see it, for each query head of the group. Per step, in the units
+of the operands: S^T = K Q^T, P^T = exp2(scale S^T - lse), dP^T = V dO^T, dS^T = P^T scale (dP^T - delta), then
+dV += P^T dO, dK += dS^T Q and dQ = dS K. Each consumer owns every second block of 64 KV rows, BLOCKS of them, with dV
+and dK in registers; dS^T passes through SMEM, so that each of them computes half of dQ's columns over all KV rows, or
+(ALTERNATE) all of dQ in every second step.
 
     role       warps         does
     (default)  4             with COUNTED: casts, see `kernels.hopper.backward_counted`; else nothing
@@ -13,11 +14,12 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows, or (ALTE
     writer     1             dQ: stores, reduce-adds or final stores; fetches partial dQ; stores dK, if LATE dV
 
     buffer        blocks         holds
-    kv            NUM_KV x 4     [64, D] of K and V; LATE: they change places with every tile; else V's slot carries
-                                 dV out
-    q, do         NUM_Q, NUM_DO  [BLOCK_M, D]
-    ds            DS_STAGES x BLOCK_M / 32   [64, 64], dS^T: of consumer 0 and 1, for each 64 Q rows
-    staging       STAGES x 2     [64, 64] fp32: a partial dQ coming in, then dQ or (once a tile) dV, dK going out
+    kv            NUM_KV x 4 x BLOCKS     [64, D] of K and V, in the order of the rows; LATE: K and V change places
+                                          with every tile; else V's slot carries dV out
+    q, do         NUM_Q, NUM_DO           [64, D]
+    ds            DS_STAGES x 2 x BLOCKS  [64, 64], dS^T of each block of keys
+    staging       STAGES x 2              BLOCKS x [64, D / 2] fp32: half of a partial dQ coming in, then half of dQ
+                                          (in the first of them) or once a tile a consumer's dV, dK going out
 
     barrier          completed by                          waited for by
     q_full, do_full  the TMA's bytes: at a tile's first    consumers
@@ -34,8 +36,7 @@ that each of them computes one 64 x 64 half of dQ over all 128 KV rows, or (ALTE
                      LATE: after the next step's dS
     named 12         both consumers: dQ has read dS        both, before they write dS (one stage of dS; KEEP: at the
                                                            tile's end)
-    named 9          both consumers: dS is written         both, before dQ
-    named 8 to 11    one consumer: dS is written           the other, before dQ (DK_FIRST; two for each stage of dS)
+    named 8 to 11    one consumer: dS is written           the other, before dQ (two for each stage of dS)
     named 12, 13     ALTERNATE: a tile's last dQ staged    the consumer that had no part in it
     may_give, taken, met   see `kernels.hopper.backward_pair` (PAIR)
 
@@ -65,35 +66,35 @@ from kernels.hopper.backward_counted import cast_counted
 from kernels.hopper.backward_loader import load
 from kernels.hopper.backward_output import end_tile, even_out
 from kernels.hopper.backward_parts import (
-    HALF,
+    ROWS,
     Barriers,
     Buffers,
     Config,
     Tile,
     Work,
-    ends_early,
-    opaque,
+    has_two,
+    steps_with_keys,
 )
 from kernels.hopper.backward_record import CUT_END, CUT_FROM, FIELDS, HOLDS, LASTS, PARTIALS, ROLE, STEPS
-from kernels.hopper.backward_step import step_64, step_128, step_of, step_without_keys
-from kernels.hopper.backward_walk import gives, walks_back
+from kernels.hopper.backward_step import step_of, step_with_keys, step_without_keys, told_later
+from kernels.hopper.backward_walk import walks_back
 from kernels.hopper.backward_writer import write, write_kept, write_summed
 
 
 @triton.jit(do_not_specialize=["num_blocks", "left", "right"])
 def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, desc_acc, rows, tiles, bounds,
                     num_blocks, scale_log2, scale, left, right, acc, dq, counters, row_stride, GROUP: tl.constexpr,
-                    BLOCK_M: tl.constexpr, D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
-                    NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr, DK_FIRST: tl.constexpr,
+                    D: tl.constexpr, NUM_Q: tl.constexpr, NUM_DO: tl.constexpr,
+                    NUM_KV: tl.constexpr, STAGES: tl.constexpr, DS_STAGES: tl.constexpr,
                     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, KEEP: tl.constexpr, HINTS: tl.constexpr,
                     COUNTED: tl.constexpr, SKIP: tl.constexpr, SERPENTINE: tl.constexpr,
                     TURNS: tl.constexpr, PAIR: tl.constexpr, HOLD: tl.constexpr, ALL_SEEN: tl.constexpr,
                     SUMMED: tl.constexpr, ALTERNATE: tl.constexpr, REGISTERS: tl.constexpr):
     """See the table at the top of the file; `kernels.hopper.backward_options` says what each switch does.
 
-    ``tiles`` int32 [T, 24] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
-    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, BLOCK_M]: lse * log2(e) and scale * delta, +inf and 0
-    where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of BLOCK_M rows. COUNTED
+    ``tiles`` int32 [T, FIELDS] as `kernels.hopper.backward_schedule` makes it; CTA ``p`` does tiles ``bounds[p]`` to
+    ``bounds[p + 1]``. ``rows`` fp32 [num_heads_q, num_blocks, 2, 64]: lse * log2(e) and scale * delta, +inf and 0
+    where a block of Q has no row. ``desc_acc`` is fp32 [rows, D] of partial dQ, in blocks of 64 rows. COUNTED
     alone uses ``acc`` and ``dq``, the same as their descriptors. ``counters`` int32, zero: COUNTED [num_heads_q,
     num_blocks], TURNS [batch, KV heads], which are zero again afterwards.
     """
@@ -102,23 +103,23 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     USES: tl.constexpr = 2 if LATE else 1  # of the staging a tile, for dV and dK
     ONCE: tl.constexpr = "evict_first" if HINTS else ""
     AGAIN: tl.constexpr = "evict_last" if HINTS and (TURNS or SUMMED) else ""
-    ROW: tl.constexpr = 0 if D == 128 else 64
-    COLUMN: tl.constexpr = 64 if D == 128 else 0
-    c: tl.constexpr = Config(GROUP, BLOCK_M, D, NUM_Q, NUM_DO, NUM_KV, STAGES, DS_STAGES, DK_FIRST, HAS_LEFT, HAS_RIGHT,
-                             KEEP, COUNTED, SERPENTINE, TURNS, PAIR, HOLD, ALL_SEEN, SUMMED, ALTERNATE, LATE, USES,
-                             ONCE, AGAIN, ROW, COLUMN, DTYPE)
-    kv_smem = tlx.local_alloc((HALF, D), DTYPE, NUM_KV * 4)
-    q_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, 1 if KEEP else NUM_Q)
-    do_smem = tlx.local_alloc((BLOCK_M, D), DTYPE, NUM_DO)
-    ds_smem = tlx.local_alloc((HALF, 64), DTYPE, BLOCK_M // 32 * DS_STAGES)
-    staging0 = tlx.local_alloc((HALF, HALF), tl.float32, STAGES)
-    staging1 = tlx.local_alloc((HALF, HALF), tl.float32, STAGES)
-    final0 = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 2, reuse=staging0)
-    final1 = tlx.local_alloc((HALF, HALF), DTYPE, STAGES * 2, reuse=staging1)
-    dkv0 = tlx.local_alloc((HALF, D), DTYPE, STAGES * 128 // D, reuse=staging0)
-    dkv1 = tlx.local_alloc((HALF, D), DTYPE, STAGES * 128 // D, reuse=staging1)
-    lse_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
-    delta_smem = tlx.local_alloc((64,), tl.float32, NUM_Q * BLOCK_M // 64)
+    BLOCKS: tl.constexpr = 128 // D
+    HALF: tl.constexpr = D // 2
+    c: tl.constexpr = Config(GROUP, D, BLOCKS, HALF, NUM_Q, NUM_DO, NUM_KV, STAGES, DS_STAGES, HAS_LEFT, HAS_RIGHT,
+                             KEEP, COUNTED, SKIP, SERPENTINE, TURNS, PAIR, HOLD, ALL_SEEN, SUMMED, ALTERNATE, LATE,
+                             USES, ONCE, AGAIN, DTYPE)
+    kv_smem = tlx.local_alloc((ROWS, D), DTYPE, NUM_KV * 4 * BLOCKS)
+    q_smem = tlx.local_alloc((ROWS, D), DTYPE, 1 if KEEP else NUM_Q)
+    do_smem = tlx.local_alloc((ROWS, D), DTYPE, NUM_DO)
+    ds_smem = tlx.local_alloc((ROWS, ROWS), DTYPE, 2 * BLOCKS * DS_STAGES)
+    staging0 = tlx.local_alloc((ROWS, HALF), tl.float32, STAGES * BLOCKS)
+    staging1 = tlx.local_alloc((ROWS, HALF), tl.float32, STAGES * BLOCKS)
+    final0 = tlx.local_alloc((ROWS, HALF), DTYPE, STAGES * BLOCKS * 2, reuse=staging0)
+    final1 = tlx.local_alloc((ROWS, HALF), DTYPE, STAGES * BLOCKS * 2, reuse=staging1)
+    dkv0 = tlx.local_alloc((ROWS, D), DTYPE, STAGES * BLOCKS, reuse=staging0)
+    dkv1 = tlx.local_alloc((ROWS, D), DTYPE, STAGES * BLOCKS, reuse=staging1)
+    lse_smem = tlx.local_alloc((ROWS,), tl.float32, NUM_Q)
+    delta_smem = tlx.local_alloc((ROWS,), tl.float32, NUM_Q)
     k_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     v_empty = tlx.alloc_warp_barrier(NUM_KV, num_warps=8)
     q_full = tlx.alloc_barriers(NUM_Q + HOLD)
@@ -149,8 +150,7 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
     with tlx.async_tasks():
         with tlx.async_task("default"):
             if COUNTED:
-                cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, GROUP, BLOCK_M, D,
-                             HINTS)
+                cast_counted(acc, dq, counters, tiles, begin, end, num_blocks, row_stride, GROUP, ROWS, D, HINTS)
 
         with tlx.async_task(num_warps=4, registers=REGISTERS, replicate=2):
             cid: tl.constexpr = tlx.async_task_replica_id()
@@ -169,46 +169,37 @@ def jagged_backward(desc_q, desc_do, desc_k, desc_v, desc_dq, desc_dk, desc_dv, 
                 elif steps == 0:
                     tlx.barrier_wait(no_steps[0], n_without & 1)
                     n_without += 1
-                alone = ends_early(record) if SKIP else False
-                whole = steps  # steps with keys for this consumer
-                if SKIP and cid == 1:
-                    whole = tl.where(alone, 0, steps)
                 cut0, cut1 = tl.load(record + CUT_END), tl.load(record + CUT_FROM)
                 kb = n_kv % NUM_KV
                 held = tl.load(record + HOLDS) if HOLD else 0
                 if HOLD:
                     n_held += held & 1
-                tile = Tile(record, steps, walks_back(record, SERPENTINE, PAIR), tl.load(record + ROLE) if PAIR else 0,
-                            held, alone, tl.load(record + PARTIALS), tl.load(record + LASTS), n_kv, n_idle, n_held)
-                dk = tl.zeros([HALF, D], tl.float32)
-                dv = tl.zeros([HALF, D], tl.float32)
+                back = walks_back(record, c)
+                two = has_two(record) if BLOCKS == 2 else 0
+                first, last = 0, steps
+                if SKIP:
+                    first, last = steps_with_keys(record, steps, back, left, right, cid, c)
+                tile = Tile(record, steps, back, tl.load(record + ROLE) if PAIR else 0, held, two, first, last,
+                            tl.load(record + PARTIALS), tl.load(record + LASTS), n_kv, n_idle, n_held)
+                dk = tl.zeros([ROWS, D], tl.float32)
+                dv = tl.zeros([ROWS, D], tl.float32)
+                dk0 = tl.zeros([ROWS, D], tl.float32) if BLOCKS == 2 else 0  # of the first of two blocks of keys
+                dv0 = tl.zeros([ROWS, D], tl.float32) if BLOCKS == 2 else 0
                 for g in tl.range(0, GROUP, num_stages=1):
-                    if SKIP and cid == 1:
-                        for i in tl.range(whole, steps, num_stages=1):
-                            step_without_keys(step_of(i, n_step, tile, bar, peer, cid, c), buf, bar, cid, c)
-                            n_step += 1
-                    for i in tl.range(0, whole, num_stages=1):
+                    for i in tl.range(0, steps, num_stages=1):
                         step = step_of(i, n_step, tile, bar, peer, cid, c)
-                        v_slot = 2 - step.k if LATE else 2 * NUM_KV + step.k
-                        cut = step.block < cut0
-                        if HAS_LEFT:
-                            cut |= step.block >= cut1
-                        pending = g + i
-                        pending = opaque(pending)  # else the first step becomes a copy of its own
-                        unsaid = pending > 0
-                        if PAIR:
-                            unsaid &= gives(i - 1, steps, tile.role) == 0
-                        elif ALTERNATE and SKIP:  # it was consumer 1's
-                            unsaid &= alone == 0
-                        done_v = (i + 1 == whole) & (g == GROUP - 1)
-                        if D == 128:
-                            dk, dv = step_128(step, dk, dv, v_slot, cut, unsaid, done_v, v_empty[kb], record,
-                                              scale_log2, scale, left, right, buf, bar, cid, c)
+                        pending = told_later(g, i, tile, c)
+                        if SKIP and ((i < first) | (i >= last)):
+                            step_without_keys(step, pending, buf, bar, cid, c)
                         else:
-                            dk, dv = step_64(step, dk, dv, v_slot, cut, unsaid, done_v, v_empty[kb], record,
-                                             scale_log2, scale, left, right, buf, bar, cid, c)
+                            cut = step.block < cut0
+                            if HAS_LEFT:
+                                cut |= step.block >= cut1
+                            done_v = (i + 1 == last) & (g == GROUP - 1)
+                            dk, dv, dk0, dv0 = step_with_keys(step, dk, dv, dk0, dv0, cut, pending, done_v, v_empty[kb],
+                                                              record, scale_log2, scale, left, right, buf, bar, cid, c)
                         n_step += 1
-                end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, cid, c)
+                end_tile(dk, dv, dk0, dv0, desc_dk, desc_dv, tile, kb, n_step, buf, bar, cid, c)
                 if PAIR:
                     n_idle = even_out(tile, n_step, bar, cid, c)
                 if HOLD:

@@ -9,7 +9,7 @@ import triton.language as tl
 import triton.language.extra.tlx as tlx
 
 from kernels.hopper.backward_hold import slot_of_step, takes_over
-from kernels.hopper.backward_parts import HALF, first_slot
+from kernels.hopper.backward_parts import ROWS, first_slot, slot_of_v
 from kernels.hopper.backward_record import (
     BLOCK,
     FIELDS,
@@ -42,16 +42,16 @@ def _load_block(desc, buffer, start, length, row, column, barrier, last, c: tl.c
 @triton.jit
 def _load_keys(desc, buffer, slot, start, length, row, head, barrier, c: tl.constexpr):
     """A tile's K or V, for both consumers."""
-    for cid in tl.static_range(2):
-        load_rows(desc, buffer[slot + cid], start, length, row + cid * 64, head * c.D, barrier, c.ONCE)
+    for block in tl.static_range(2 * c.BLOCKS):
+        load_rows(desc, buffer[slot + block], start, length, row + block * ROWS, head * c.D, barrier, c.ONCE)
 
 
 @triton.jit
 def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
     """The loader's walk over its CTA's tiles. A ring's full barrier expects its bytes before K and V are waited for."""
-    Q_BYTES: tl.constexpr = c.BLOCK_M * c.D * 2
-    ROW_BYTES: tl.constexpr = 2 * c.BLOCK_M * 4
-    KV_BYTES: tl.constexpr = 2 * HALF * c.D * 2
+    Q_BYTES: tl.constexpr = ROWS * c.D * 2
+    ROW_BYTES: tl.constexpr = 2 * ROWS * 4
+    KV_BYTES: tl.constexpr = 2 * c.BLOCKS * Q_BYTES
     n_step = 0
     n_kv = 0
     n_held = 0
@@ -61,15 +61,15 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
         k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
         steps, m_first, lasts = tl.load(record + STEPS), tl.load(record + BLOCK), tl.load(record + LASTS)
         head, block = tl.load(record + HEAD), tl.load(record + ROW_BLOCK)
-        back = walks_back(record, c.SERPENTINE, c.PAIR)
+        back = walks_back(record, c)
         role = tl.load(record + ROLE) if c.PAIR else 0
         held = tl.load(record + HOLDS) if c.HOLD else 0
         if c.HOLD:
             n_held += held & 1
         kb = n_kv % c.NUM_KV
         kv_phase = ((n_kv // c.NUM_KV) & 1) ^ 1
-        k_slot = first_slot(n_kv, c.NUM_KV, c.LATE)
-        v_slot = 2 - k_slot if c.LATE else 2 * c.NUM_KV + k_slot
+        k_slot = first_slot(n_kv, c.NUM_KV, c.LATE, c.BLOCKS)
+        v_slot = slot_of_v(k_slot, c)
         if c.ALL_SEEN:
             tl.assume(steps > 0)
         elif steps == 0:  # no phase may pass unseen
@@ -88,26 +88,24 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
                 qb, q_at, q_phase = slot_of_step(n_step, n_held, held_here, c.NUM_Q, c.HOLD)
                 db, do_at, do_phase = slot_of_step(n_step, n_held, held_here, c.NUM_DO, c.HOLD)
                 if held_here == 0:
-                    at = work.rows + (head_q * work.num_blocks + block + m).to(tl.int64) * (2 * c.BLOCK_M)
+                    at = work.rows + (head_q * work.num_blocks + block + m).to(tl.int64) * (2 * ROWS)
                     tlx.barrier_wait(bar.q_empty[qb], q_phase ^ 1)
                     if c.KEEP:  # the same Q in every step, and one step a tile
                         if n_step > 0:
                             tlx.barrier_expect_bytes(bar.q_full[qb], ROW_BYTES + 2 * KV_BYTES)
                         else:
                             tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES + 2 * KV_BYTES)
-                            load_rows(desc_q, buf.q[0], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb])
+                            load_rows(desc_q, buf.q[0], q_start, q_len, m * ROWS, head_q * c.D, bar.q_full[qb])
                     else:
                         if opens:
                             tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES +
                                                      (KV_BYTES if c.LATE else 2 * KV_BYTES))
                         else:
                             tlx.barrier_expect_bytes(bar.q_full[qb], Q_BYTES + ROW_BYTES)
-                        _load_block(desc_q, buf.q[qb], q_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.q_full[qb],
+                        _load_block(desc_q, buf.q[qb], q_start, q_len, m * ROWS, head_q * c.D, bar.q_full[qb],
                                     j < lasts, c)
-                    for x in tl.static_range(c.BLOCK_M // 64):
-                        piece = qb * (c.BLOCK_M // 64) + x
-                        tlx.async_load(at + x * 64, buf.lse[piece], bulk=True, barrier=bar.q_full[qb])
-                        tlx.async_load(at + c.BLOCK_M + x * 64, buf.delta[piece], bulk=True, barrier=bar.q_full[qb])
+                    tlx.async_load(at, buf.lse[qb], bulk=True, barrier=bar.q_full[qb])
+                    tlx.async_load(at + ROWS, buf.delta[qb], bulk=True, barrier=bar.q_full[qb])
                 if opens:
                     tlx.barrier_wait(bar.v_empty[kb] if c.LATE else bar.k_empty[kb], kv_phase)
                     if held_here:
@@ -122,7 +120,7 @@ def load(desc_q, desc_do, desc_k, desc_v, work, buf, bar, c: tl.constexpr):
                         tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES + KV_BYTES)
                     else:
                         tlx.barrier_expect_bytes(bar.do_full[db], Q_BYTES)
-                    _load_block(desc_do, buf.do[db], o_start, q_len, m * c.BLOCK_M, head_q * c.D, bar.do_full[db],
+                    _load_block(desc_do, buf.do[db], o_start, q_len, m * ROWS, head_q * c.D, bar.do_full[db],
                                 j < lasts, c)
                 if c.LATE and opens:
                     tlx.barrier_wait(bar.k_empty[kb], kv_phase)

@@ -29,10 +29,10 @@ class HopperBackwardOptions:
         kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
-        dk_first: issue dK before dQ, so that it runs while a consumer waits for the other's dS. D = 128 only.
         alternate: one consumer computes a step's whole dQ, the other the next's, see
-            `kernels.hopper.backward_alternate`. It does nothing where `alternates` says no.
-        skip_half: a consumer without keys in a tile, as its sequence ends in the first 64, does its part of dQ alone.
+            `kernels.hopper.backward_alternate`. `alternates` says where it does nothing; at D = 64 it is always so.
+        skip_half: in a step in which no key of a consumer is visible, as its sequence has ended or by the mask, it does
+            its part of dQ alone. Not with ``keep_dq``.
         l2_hints: L2 is told to keep partial dQ, and not what passes once.
         serpentine: every second tile of an owned sequence walks Q backwards, so that L2 still has what comes first.
         hold: where a serpentine walk turns, the block of Q stays in shared memory for the CTA's next tile, with its dO
@@ -60,7 +60,6 @@ class HopperBackwardOptions:
     kv_stages: int = 1
     dq_stages: int = 2
     ds_stages: int = 2
-    dk_first: bool = True
     alternate: bool = False
     skip_half: bool = False
     l2_hints: bool = False
@@ -91,9 +90,9 @@ class HopperBackwardOptions:
 
     @property
     def token(self) -> str:
-        """The variant in one word, such as ``q2o2k1s2d2-dk-own4``."""
+        """The variant in one word, such as ``q2o2k1s2d2-own4``."""
         stages = f"q{self.q_stages}o{self.do_stages}k{self.kv_stages}s{self.dq_stages}d{self.ds_stages}"
-        parts = [stages, "dk" * self.dk_first, "alt" * self.alternate, "skip" * self.skip_half, "l2" * self.l2_hints,
+        parts = [stages, "alt" * self.alternate, "skip" * self.skip_half, "l2" * self.l2_hints,
                  "serp" * self.serpentine, "hold" * self.hold, "pair" * self.pairs, "rot" * self.rotate,
                  "keep" * self.keep_dq,
                  f"own{self.owned_blocks}" if self.direct_dq else "add", "count" * self.counted,
@@ -102,8 +101,10 @@ class HopperBackwardOptions:
 
 
 DEFAULT = HopperBackwardOptions()
+#: What the rule begins with.
+BASE = HopperBackwardOptions(alternate=True)
 #: K and V twice, for tiles of few steps: the loads of the next tile matter more than the pace of the steps.
-SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1, dk_first=False)
+SHORT_GAP = HopperBackwardOptions(do_stages=1, kv_stages=2, dq_stages=1, ds_stages=1)
 
 
 @functools.cache
@@ -111,44 +112,49 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
     return replace(options, **changes)
 
 
+def can_alternate(options: HopperBackwardOptions) -> bool:
+    """Whether consumers can take turns at dQ: with the default's stages."""
+    return (options.kv_stages, options.dq_stages, options.ds_stages) == (1, 2, 2)
+
+
 def alternates(options: HopperBackwardOptions, head_dim: int, pairs: bool) -> bool:
-    """Whether ``alternate`` does something: at D = 128, not in pairs, and where the stages are the default's."""
-    stages = (options.kv_stages, options.dq_stages, options.ds_stages) == (1, 2, 2)
-    return options.alternate and options.dk_first and stages and head_dim == 128 and not pairs
+    """Whether consumers take turns at dQ: always at D = 64, else if ``alternate`` says so, and not in pairs."""
+    return head_dim == 64 or (options.alternate and can_alternate(options) and not pairs)
 
 
-def buffer_bytes(options: HopperBackwardOptions, head_dim: int, block_m: int, keeps_dq: bool) -> int:
+def buffer_bytes(options: HopperBackwardOptions, head_dim: int, keeps_dq: bool) -> int:
     """Bytes of shared memory that a CTA's buffers need, barriers aside; see the table in `backward_kernel`."""
-    block = block_m * head_dim * 2
-    kv = options.kv_stages * 4 * 64 * head_dim * 2
-    ds = options.ds_stages * block_m // 32 * 64 * 64 * 2
-    staging = options.dq_stages * 2 * 64 * 64 * 4
+    blocks = 128 // head_dim  # of 64 keys, a consumer's
+    block = 64 * head_dim * 2
+    kv = options.kv_stages * 4 * blocks * block
+    ds = options.ds_stages * 2 * blocks * 64 * 64 * 2
+    staging = options.dq_stages * 2 * blocks * 64 * head_dim // 2 * 4
     q_slots = 1 if keeps_dq else options.q_stages
-    return kv + (q_slots + options.do_stages) * block + ds + staging + options.q_stages * block_m * 2 * 4
+    relaid = options.skip_half and options.kv_stages == 1 and not can_alternate(options)  # a sum changes its layout
+    return (kv + (q_slots + options.do_stages) * block + ds + staging + options.q_stages * 64 * 2 * 4
+            + 32768 * relaid)
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:
     """The variant for a problem: what was fastest on an H200, see NOTES_BACKWARD.md. By mean and longest lengths."""
     longest_q, longest_k = problem.layout_q.max_seqlen, problem.layout_k.max_seqlen
-    if problem.head_dim == 64 and problem.broadcast_q:
-        return SHORT_GAP
     if problem.broadcast_q:
-        return _with(SHORT_GAP, dk_first=True, keep_dq=True) if longest_q <= 64 else _with(DEFAULT, l2_hints=True)
+        kept = longest_q <= 64 and problem.head_dim == 128
+        return _with(SHORT_GAP, keep_dq=True) if kept else _with(BASE, l2_hints=True)
     short, grouped = longest_k <= 1024, problem.group_size > 1
     if problem.head_dim == 64:
-        return _with(DEFAULT, kv_stages=2, dq_stages=1, dk_first=False, serpentine=short, turns=True)
+        return _with(BASE, serpentine=short, turns=True)
     if not problem.mask.is_full:
-        return _with(DEFAULT, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short,
-                     alternate=problem.mask.left is None,
-                     serpentine=short and problem.mask.left is None,
-                     hold=short and problem.mask.left is None and not grouped)
+        turning = short and problem.mask.left is None  # walks over Q
+        return _with(BASE, owned_blocks=8, l2_hints=True, rotate=short, skip_half=short, serpentine=turning,
+                     hold=turning and not grouped)
     mean = problem.layout_q.total / max(problem.batch, 1)
     typical = min(longest_q, 4 / 3 * mean)  # length for a query, if lengths are uniform
     near = short or typical <= 512  # L2 can still have what comes again
     two_blocks = 128 < longest_k <= 256 and problem.layout_k.total > 192 * problem.batch  # for most sequences
     many = problem.batch * problem.num_heads_kv >= 264  # two to an SM, so that tiles take turns
+    pairs = two_blocks and not grouped
     # CTAs that walk alone gain by rotation, tiles of one sequence lose by it
-    return _with(DEFAULT, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512, serpentine=near,
-                 hold=short and not grouped and not two_blocks, owned_blocks=2 if grouped else 4,
-                 turns=longest_k > 512, pairs=two_blocks and not grouped,
-                 alternate=grouped or not two_blocks)
+    return _with(BASE, l2_hints=near or many, rotate=longest_k <= 512, skip_half=typical <= 512 and not pairs,
+                 serpentine=near, hold=short and not grouped and not two_blocks, owned_blocks=2 if grouped else 4,
+                 turns=longest_k > 512, pairs=pairs, alternate=not pairs)

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_alternate import LAST_STAGED, is_mine
+from kernels.hopper.backward_alternate import is_mine
 from kernels.hopper.backward_hold import leaves
+from kernels.hopper.backward_parts import DS_READ, LAST_STAGED
 from kernels.hopper.backward_record import HEAD, K_LEN, K_ROW, K_START
 from kernels.hopper.backward_walk import gives
 from kernels.hopper.ragged import store_rows
@@ -23,16 +24,23 @@ def _stage_of_use(use, bar, CID: tl.constexpr, c: tl.constexpr):
 
 
 @triton.jit
-def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: tl.constexpr, c: tl.constexpr):
-    """``dk``, ``dv`` fp32 [64, D] of a tile, ``whole`` of whose steps had keys for this consumer.
+def _stage_blocks(two, last, first, stage, buf, CID: tl.constexpr, c: tl.constexpr):
+    """dV or dK of a consumer's last block of keys, and of its first if there are two, to the staging."""
+    if c.BLOCKS == 2:
+        tlx.local_store(buf.dkv[CID][2 * stage + 1 - two], first.to(c.DTYPE))
+    tlx.local_store(buf.dkv[CID][c.BLOCKS * stage + two], last.to(c.DTYPE))
+
+
+@triton.jit
+def end_tile(dk, dv, dk0, dv0, desc_dk, desc_dv, tile, kb, n_step, buf, bar, CID: tl.constexpr, c: tl.constexpr):
+    """``dk``, ``dv`` fp32 [64, D] of a tile, and ``dk0``, ``dv0`` of the first of two blocks of keys.
 
     ``n_step``: the CTA's steps so far, this tile's among them.
     """
-    DKV: tl.constexpr = 128 // c.D  # slots of dkv to a stage
     use = n_step + c.USES * tile.n_kv + tile.n_idle  # of the staging, the one after the last step's
     leave = leaves(tile.held, tile.steps - 1, tile.steps)
-    unsaid = (whole > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0)
-    mine = is_mine(n_step - 1, tile.alone, CID)  # the last step's dQ
+    unsaid = (tile.steps > 0) & (gives(tile.steps - 1, tile.steps, tile.role) == 0) & (leave == 0)
+    mine = is_mine(n_step - 1, CID)  # the last step's dQ
     if c.ALTERNATE:
         unsaid &= mine
     if c.LATE and unsaid:
@@ -44,19 +52,17 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
     if c.ALTERNATE and mine & (tile.steps > 0):
         tlx.named_barrier_arrive(LAST_STAGED + CID, 256)
     if c.KEEP:
-        tlx.named_barrier_wait(12, 256)  # both have done with this K, and with dS
+        tlx.named_barrier_wait(DS_READ, 256)  # both have done with this K, and with dS
     else:
         tlx.barrier_arrive(bar.k_empty[kb])
     k_start, k_len = tl.load(tile.record + K_START), tl.load(tile.record + K_LEN)
     row = tl.load(tile.record + K_ROW) + CID * 64
     column = tl.load(tile.record + HEAD) * c.D
     if c.LATE:
-        if whole == 0:  # else its last step has
+        if tile.begin == tile.end:  # else its last step with keys has
             tlx.barrier_arrive(bar.v_empty[kb])
-        if c.ALTERNATE and (mine == 0) & (tile.alone != 0) & (tile.steps > 0):  # it had no part in the one before, too
-            tlx.named_barrier_wait(LAST_STAGED + 1 - CID, 256)
         stage = _stage_of_use(use, bar, CID, c)
-        tlx.local_store(buf.dkv[CID][stage * DKV], dv.to(c.DTYPE))
+        _stage_blocks(tile.two, dv, dv0, stage, buf, CID, c)
         tlx.fence("async_shared")
         tlx.barrier_arrive(bar.full[2 * stage + CID])
     else:
@@ -73,10 +79,10 @@ def end_tile(dk, dv, desc_dk, desc_dv, tile, whole, kb, n_step, buf, bar, CID: t
         use += c.USES - 1
         if c.HOLD:
             use += leave.to(tl.int32)  # dV's slot again
-        if c.ALTERNATE and (mine == 0) & (tile.alone == 0) & (tile.steps > 0):
+        if c.ALTERNATE and (mine == 0) & (tile.steps > 0):
             tlx.named_barrier_wait(LAST_STAGED + 1 - CID, 256)
         stage = _stage_of_use(use, bar, CID, c)
-        tlx.local_store(buf.dkv[CID][stage * DKV], dk.to(c.DTYPE))
+        _stage_blocks(tile.two, dk, dk0, stage, buf, CID, c)
         tlx.fence("async_shared")
         tlx.barrier_arrive(bar.full[2 * stage + CID])
     if not c.LATE:

@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 import triton.language.extra.tlx as tlx
 
-from kernels.hopper.backward_parts import HALF, dq_stores_done
+from kernels.hopper.backward_parts import ROWS, dq_stores_done
 from kernels.hopper.backward_walk import taken_later
 
 
@@ -56,13 +56,13 @@ def make_ready_to_take(ready, may_give, use, n_take, peer, STAGES: tl.constexpr)
     """The writer offers the slots of a use to the other CTA's consumers."""
     for c in tl.static_range(2):
         tlx.async_descriptor_store_wait(1 - c)
-        tlx.barrier_expect_bytes(ready[use % STAGES * 2 + c], HALF * HALF * 4)
+        tlx.barrier_expect_bytes(ready[use % STAGES * 2 + c], ROWS * ROWS * 4)
     tlx.barrier_arrive(may_give[n_take % 2], remote_cta_rank=peer)
 
 
 @triton.jit
 def meet(met, n_met, peer):
     """Both writers wait until the sums that both have stored so far are in memory."""
-    dq_stores_done(n_met)
+    dq_stores_done(n_met, 1)
     tlx.barrier_arrive(met[0], remote_cta_rank=peer)
     tlx.barrier_wait(met[0], n_met & 1)

@@ -42,16 +42,16 @@ def taken_later(i, steps, role):
 
 
 @triton.jit
-def walks_back(record, SERPENTINE: tl.constexpr, PAIR: tl.constexpr):
+def walks_back(record, c: tl.constexpr):
     """Whether a tile's walk over Q goes from its last block to its first: every second tile of an owned sequence.
 
     So what the tile before it touched last, and L2 still has, comes first.
     """
     back = tl.load(record + K_ROW) < 0
-    if PAIR:
+    if c.PAIR:
         back = tl.load(record + BACK) != 0
-    elif SERPENTINE:
-        back = (tl.load(record + K_ROW) // 128 & tl.load(record + AFTER_ITSELF)) == 1
+    elif c.SERPENTINE:
+        back = (tl.load(record + K_ROW) // (128 * c.BLOCKS) & tl.load(record + AFTER_ITSELF)) == 1
     return back
 
 

@@ -12,7 +12,7 @@ import triton.language.extra.tlx as tlx
 from kernels.hopper.backward_counted import await_adds, count_add, count_tile
 from kernels.hopper.backward_hold import fetches_to_leave, leaves, takes_over
 from kernels.hopper.backward_pair import give, make_ready_to_take, meet
-from kernels.hopper.backward_parts import HALF, dq_stores_done, stores_done
+from kernels.hopper.backward_parts import ROWS, dq_stores_done, stores_done
 from kernels.hopper.backward_record import (
     ACC_BLOCK,
     ACC_GROUP,
@@ -45,17 +45,17 @@ from kernels.hopper.ragged import store_rows
 def _make_ready(use, row, fetch, opening, desc_acc, buf, bar, c: tl.constexpr):
     """The writer gives the slots of a use to the consumers: free, or with a partial dQ in them if ``fetch``.
 
-    ``opening``: the two stores issued last are of the other stage, dK's.
+    ``opening``: the stores issued last are of the other stage, dK's.
     """
     stage = use % c.STAGES
     for cid in tl.static_range(2):
         if opening:
-            tlx.async_descriptor_store_wait(3 - cid)
+            tlx.async_descriptor_store_wait(2 * c.BLOCKS + 1 - cid)
         else:
             tlx.async_descriptor_store_wait(1 - cid)
         if fetch:
-            tlx.barrier_expect_bytes(bar.ready[2 * stage + cid], HALF * HALF * 4)
-            tlx.async_descriptor_load(desc_acc, buf.staging[cid][stage], [row + cid * c.ROW, cid * c.COLUMN],
+            tlx.barrier_expect_bytes(bar.ready[2 * stage + cid], ROWS * c.HALF * 4)
+            tlx.async_descriptor_load(desc_acc, buf.staging[cid][c.BLOCKS * stage], [row, cid * c.HALF],
                                       bar.ready[2 * stage + cid], eviction_policy=c.AGAIN)
         else:
             tlx.barrier_arrive(bar.ready[2 * stage + cid])
@@ -65,10 +65,9 @@ def _make_ready(use, row, fetch, opening, desc_acc, buf, bar, c: tl.constexpr):
 def _send_partial(desc_acc, staging, row, first, CID: tl.constexpr, c: tl.constexpr):
     """A consumer's part of a block's dQ to memory in fp32: stored by the ``first`` tile to touch it, else added."""
     if first:
-        tlx.async_descriptor_store(desc_acc, staging, [row + CID * c.ROW, CID * c.COLUMN], eviction_policy=c.AGAIN)
+        tlx.async_descriptor_store(desc_acc, staging, [row, CID * c.HALF], eviction_policy=c.AGAIN)
     else:
-        tlx.async_descriptor_store(desc_acc, staging, [row + CID * c.ROW, CID * c.COLUMN], eviction_policy=c.AGAIN,
-                                   store_reduce="add")
+        tlx.async_descriptor_store(desc_acc, staging, [row, CID * c.HALF], eviction_policy=c.AGAIN, store_reduce="add")
 
 
 @triton.jit
@@ -77,7 +76,9 @@ def _store_kv(desc, use, start, length, row, column, buf, bar, c: tl.constexpr):
     stage = use % c.STAGES
     for cid in tl.static_range(2):
         tlx.barrier_wait(bar.full[2 * stage + cid], (use // c.STAGES) & 1)
-        store_rows(desc, buf.dkv[cid][stage * (128 // c.D)], start, length, row + cid * 64, column, c.ONCE)
+        for block in tl.static_range(c.BLOCKS):
+            first = row + (2 * block + cid) * ROWS
+            store_rows(desc, buf.dkv[cid][c.BLOCKS * stage + block], start, length, first, column, c.ONCE)
 
 
 @triton.jit
@@ -86,8 +87,8 @@ def write_kept(desc_acc, work, buf, bar, c: tl.constexpr):
     for cid in tl.static_range(2):
         tlx.barrier_wait(bar.full[cid], 0)
         if work.begin < work.end:
-            row = tl.load(work.tiles + work.begin * FIELDS + ACC_BLOCK) * c.BLOCK_M
-            tlx.async_descriptor_store(desc_acc, buf.staging[cid][0], [row, cid * 64])
+            row = tl.load(work.tiles + work.begin * FIELDS + ACC_BLOCK) * ROWS
+            tlx.async_descriptor_store(desc_acc, buf.staging[cid][0], [row, cid * c.HALF])
     stores_done(work.begin)
 
 
@@ -108,13 +109,13 @@ def write_summed(desc_dk, desc_dv, desc_acc, work, buf, bar, c: tl.constexpr):
         for g in tl.range(0, c.GROUP, num_stages=1):
             for i in tl.range(0, steps, num_stages=1):
                 _make_ready(n_use + AHEAD, 0, False, False, desc_acc, buf, bar, c)
-                row = (acc_block + g * acc_group + m_first + i) * c.BLOCK_M
+                row = (acc_block + g * acc_group + m_first + i) * ROWS
                 stage = n_use % c.STAGES
                 for cid in tl.static_range(2):
                     tlx.barrier_wait(bar.full[2 * stage + cid], (n_use // c.STAGES) & 1)
                     if cid == 0 and adds & (g + i == 0):  # so that the order of the sum is fixed
-                        dq_stores_done(n_use)
-                    _send_partial(desc_acc, buf.staging[cid][stage], row, i >= firsts, cid, c)
+                        dq_stores_done(n_use, c.BLOCKS)
+                    _send_partial(desc_acc, buf.staging[cid][c.BLOCKS * stage], row, i >= firsts, cid, c)
                 n_use += 1
         k_start, k_len, n0 = tl.load(record + K_START), tl.load(record + K_LEN), tl.load(record + K_ROW)
         if c.LATE:
@@ -150,7 +151,7 @@ def _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c:
             meet(bar.met, n_met, peer)
             n_met += 1
     elif (tl.load(record + AFTER_ITSELF) != 0) | (uncounted >= 0):
-        dq_stores_done(n_use)
+        dq_stores_done(n_use, c.BLOCKS)
     if c.TURNS:
         _count(uncounted, work)
         wanted = tl.load(record + WANTED)
@@ -182,7 +183,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
             storing, wanted = tl.load(record + STORES), tl.load(record + WANTED)
             counter0 = head * c.GROUP * work.num_blocks + tl.load(record + ROW_BLOCK) + m_first
             stored = -1  # the last step's counter
-        back = walks_back(record, c.SERPENTINE, c.PAIR)
+        back = walks_back(record, c)
         role = tl.load(record + ROLE) if c.PAIR else 0
         held = tl.load(record + HOLDS) if c.HOLD else 0
         settled = False
@@ -207,7 +208,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 fetch |= fetches_to_leave(held, i_next, steps)
                 given = takes_over(held, i_next) | (leaving & (i == steps))
             fetch &= i_next < steps
-            row = (acc_block + g_next * acc_group + m_first + j) * c.BLOCK_M
+            row = (acc_block + g_next * acc_group + m_first + j) * ROWS
             if (settled == 0) & (fetch | (i >= 0)):
                 n_met = _settle(record, uncounted, n_use, n_met, partials, role, work, bar, peer, c)
                 settled = True
@@ -231,7 +232,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 elif leaves(held, i, steps) == 0:
                     j = block_of_step(i, steps, back, role, c.SERPENTINE, c.PAIR)
                     m = m_first + j
-                    row = (acc_block + g * acc_group + m) * c.BLOCK_M
+                    row = (acc_block + g * acc_group + m) * ROWS
                     column = (head * c.GROUP + g) * c.D
                     first = j >= firsts
                     if c.HOLD:
@@ -249,10 +250,10 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                                 give(buf.staging, bar.ready, bar.may_give, stage, n_give, i, steps, role, peer)
                                 n_give += 1
                         elif j < lasts:
-                            store_rows(desc_dq, buf.final[cid][2 * stage], q_start, q_len, m * c.BLOCK_M + cid * c.ROW,
-                                       column + cid * c.COLUMN, c.ONCE)
+                            store_rows(desc_dq, buf.final[cid][2 * c.BLOCKS * stage], q_start, q_len, m * ROWS,
+                                       column + cid * c.HALF, c.ONCE)
                         else:
-                            _send_partial(desc_acc, buf.staging[cid][stage], row, first, cid, c)
+                            _send_partial(desc_acc, buf.staging[cid][c.BLOCKS * stage], row, first, cid, c)
             n_use += 1
             g = g_after
             i = i_after
@@ -270,7 +271,7 @@ def write(desc_dq, desc_dk, desc_dv, desc_acc, work, buf, bar, peer, c: tl.const
                 tlx.barrier_wait(bar.full[n_use % c.STAGES * 2 + cid], (n_use // c.STAGES) & 1)
             n_use += 1
         if c.TURNS:
-            uncounted = tl.load(record + COUNTER) * 2 + (n0 == 128).to(tl.int32)
+            uncounted = tl.load(record + COUNTER) * 2 + (n0 == 128 * c.BLOCKS).to(tl.int32)
     stores_done(n_use)
     if c.TURNS:
         _count(uncounted, work)

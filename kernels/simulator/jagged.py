@@ -48,7 +48,7 @@ class Layout:
 BACKWARD_VARIANTS: dict[str, dict[str, object]] = {
     "rule": {},
     "summed": {"direct_dq": False, "owned_blocks": 0},
-    "short-gap": {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1, "dk_first": False},
+    "short-gap": {"do_stages": 1, "kv_stages": 2, "dq_stages": 1, "ds_stages": 1},
     # what the rule picks at D = 128 without a mask: up to 512 keys, up to 1,024 and up to 256; for broadcast-Q of many
     # rows, and of at most 64
     "hold": {"alternate": True, "l2_hints": True, "rotate": True, "skip_half": True, "serpentine": True, "hold": True},

@@ -51,7 +51,7 @@ FREE: dict[str, tuple[float, float]] = {
 }
 #: Of the backward's names: what the letters before the stages mean, and the words.
 _STAGES = {"q": "q_stages", "o": "do_stages", "k": "kv_stages", "s": "dq_stages", "d": "ds_stages"}
-_WORDS = {"dk": "dk_first", "alt": "alternate", "skip": "skip_half", "l2": "l2_hints", "serp": "serpentine",
+_WORDS = {"alt": "alternate", "skip": "skip_half", "l2": "l2_hints", "serp": "serpentine",
           "hold": "hold", "pair": "pairs", "rot": "rotate", "keep": "keep_dq", "count": "counted", "turn": "turns",
           "det": "deterministic"}
 

@@ -61,17 +61,17 @@ def _blackwell_forward(problem: JaggedProblem, options: object | None, schedule:
 def _hopper_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,
                      budget: int) -> Plan:
     chosen = options if isinstance(options, HopperBackwardOptions) else select(problem)
-    block_m = BLOCK_M[problem.head_dim]
-    tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // BLOCK_N)).sum())
+    block_n = BLOCK_N[problem.head_dim]
+    tiles = problem.num_heads_kv * int((-(-problem.layout_k.lengths // block_n)).sum())
     programs = min(int(machine.sms), tiles)
-    built = build(problem, chosen, schedule or "zigzag", programs, block_m, BLOCK_N)
+    built = build(problem, chosen, schedule or "zigzag", programs, BLOCK_M, block_n)
     if built.tiles[:, TOUCHED].any():
         raise ValueError("counted: not modelled, as CTAs of all SMs wait for each other's counts")
-    if takes_pairs(problem, chosen, programs, block_m, BLOCK_N):
+    if takes_pairs(problem, chosen, programs, BLOCK_M, block_n):
         raise ValueError("pairs: not modelled, as one CTA of a pair waits for the other")
     turns = takes_turns(problem, chosen, programs)
     habits = Habits(chosen.rotate and not problem.broadcast_q, chosen.l2_hints, turns)
-    return backward_plan(problem, built, "jagged_backward", block_m, 1, habits, machine, budget)
+    return backward_plan(problem, built, "jagged_backward", BLOCK_M, 1, habits, machine, budget)
 
 
 def _blackwell_backward(problem: JaggedProblem, options: object | None, schedule: str | None, machine: Machine,

@@ -15,7 +15,7 @@ import triton
 from triton.compiler import ASTSource
 from triton.runtime import driver
 
-from kernels.hopper.backward import BLOCK_M, kernel_constants
+from kernels.hopper.backward import kernel_constants
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import SHORT_GAP, buffer_bytes, select
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
@@ -60,31 +60,31 @@ VARIANTS = {
     "hold": (Options(serpentine=True, hold=True), {}),
     "hold, causal": (Options(serpentine=True, hold=True), {"mask": Mask.make(True)}),
     "hold, turns": (Options(serpentine=True, hold=True, turns=True), {}),
-    "hold, D = 64": (Options(serpentine=True, hold=True, ds_stages=1), {"head_dim": 64}),
-    "default": (Options(), {}), "all once": (Options(dq_stages=1, ds_stages=1, dk_first=False), {}),
+    "hold, D = 64": (Options(serpentine=True, hold=True), {"head_dim": 64}),
+    "default": (Options(), {}), "dQ once": (Options(dq_stages=1), {}), "dS once": (Options(ds_stages=1), {}),
+    "all once": (Options(dq_stages=1, ds_stages=1), {}),
     "short gap": (SHORT_GAP, {}), "hints, rotated": (Options(l2_hints=True, rotate=True), {}),
-    "one block of shared Q": (replace(SHORT_GAP, dk_first=True, keep_dq=True), {"broadcast_q": True}),
+    "one block of shared Q": (replace(SHORT_GAP, keep_dq=True), {"broadcast_q": True}),
     "causal": (Options(), {"mask": Mask.make(True)}), "window": (Options(), {"mask": Mask.make(True, (64, 0))}),
     "groups": (Options(), {"num_heads_q": 8}), "fp16": (Options(), {"dtype": torch.float16}),
     "skip": (Options(skip_half=True), {}), "skip, causal": (Options(skip_half=True), {"mask": Mask.make(True)}),
     "skip, counted": (Options(skip_half=True, counted=True, l2_hints=True), {}),
+    "skip, all once": (Options(dq_stages=1, ds_stages=1, skip_half=True), {}),
     "skip, short gap": (replace(SHORT_GAP, skip_half=True), {}),
     "skip, groups": (Options(skip_half=True), {"num_heads_q": 8}),
-    "skip, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, skip_half=True), {"head_dim": 64}),
-    "skip, one block of shared Q": (replace(SHORT_GAP, dk_first=True, keep_dq=True, skip_half=True),
-                                    {"broadcast_q": True}),
+    "skip, D = 64": (Options(skip_half=True), {"head_dim": 64}),
     "counted": (Options(counted=True), {}), "counted, causal": (Options(counted=True), {"mask": Mask.make(True)}),
     "counted, groups": (Options(counted=True, l2_hints=True), {"num_heads_q": 8}),
     "counted, short gap": (replace(SHORT_GAP, counted=True), {}),
-    "counted, D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False, counted=True), {"head_dim": 64}),
+    "counted, D = 64": (Options(counted=True), {"head_dim": 64}),
     "turns": (Options(turns=True), {}), "turns, groups": (Options(turns=True), {"num_heads_q": 8}),
     "serpentine, skip": (Options(skip_half=True, l2_hints=True, serpentine=True), {}),
     "serpentine, skip, causal": (Options(skip_half=True, l2_hints=True, serpentine=True), {"mask": Mask.make(True)}),
     "alternate": (Options(alternate=True), {}),
     "alternate, skip, causal": (Options(alternate=True, skip_half=True), {"mask": Mask.make(True)}),
     "pairs": (Options(pairs=True), {}),
-    "D = 64": (Options(kv_stages=2, dq_stages=1, dk_first=False), {"head_dim": 64}),
-    "D = 64, default": (Options(), {"head_dim": 64}),
+    "D = 64": (Options(), {"head_dim": 64}),
+    "D = 64, window": (Options(), {"head_dim": 64, "mask": Mask.make(True, (64, 0))}),
 }
 
 
@@ -94,17 +94,16 @@ def compile_backward(options, changes):
     case = problem(**known)
     constants = kernel_constants(case, options, options.turns, options.pairs, changes.get("all_seen", True))
     dim, names = case.head_dim, jagged_backward.arg_names
-    buffers = buffer_bytes(options, dim, BLOCK_M[dim], constants["KEEP"])
+    buffers = buffer_bytes(options, dim, constants["KEEP"])
     types = dict.fromkeys(names, "i32")
     types.update(dict.fromkeys(constants, "constexpr"), rows="*fp32", tiles="*i32", bounds="*i32", scale="fp32",
-                 scale_log2="fp32", desc_acc="tensordesc<fp32[64,64]>")
+                 scale_log2="fp32", desc_acc=f"tensordesc<fp32[64,{dim // 2}]>")
     element = "bf16" if case.dtype == torch.bfloat16 else "fp16"
     types |= {name: kind for name, kind in (("out", f"*{element}"), ("dout", f"*{element}"), ("lse", "*fp32"),
                                             ("acc", "*fp32"), ("dq", f"*{element}"), ("counters", "*i32"))
               if name in names}
-    rows = {"q": BLOCK_M[dim], "do": BLOCK_M[dim], "k": 64, "v": 64, "dk": 64, "dv": 64, "dq": 64}
-    for name, count in rows.items():
-        types[f"desc_{name}"] = f"tensordesc<{element}[1,1,{count},{64 if name == 'dq' else dim}]>"
+    for name in ("q", "do", "k", "v", "dk", "dv", "dq"):
+        types[f"desc_{name}"] = f"tensordesc<{element}[1,1,64,{dim // 2 if name == 'dq' else dim}]>"
     fixed = {(names.index(name),): value for name, value in constants.items()}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names
                if types[name].startswith("*") or name == "row_stride"}

@@ -8,6 +8,7 @@ import torch
 from forward_cases import EDGES, MASKS, problem, tensors
 
 from kernels.hopper import IMPLEMENTATION
+from kernels.hopper.backward import BLOCK_M, BLOCK_N
 from kernels.hopper.backward_options import SHORT_GAP, select
 from kernels.hopper.backward_options import HopperBackwardOptions as Options
 from kernels.hopper.backward_schedule import takes_pairs, takes_turns
@@ -16,8 +17,8 @@ from kernels.reference import attention_reference, attention_reference_backward,
 GUARD = 4096  # elements before and after each output
 VARIANTS = {
     "chosen": None, "two stages": Options(), "short gap": SHORT_GAP, "all added": Options(direct_dq=False),
-    "all once": Options(dq_stages=1, ds_stages=1, dk_first=False),
-    "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, dk_first=True, keep_dq=True),
+    "all once": Options(dq_stages=1, ds_stages=1),
+    "rotated, L2 told": Options(l2_hints=True, rotate=True), "dQ kept": replace(SHORT_GAP, keep_dq=True),
     "alternate": Options(alternate=True), "alternate, half skipped": Options(alternate=True, skip_half=True),
     "half skipped": Options(skip_half=True), "half skipped, K and V twice": replace(SHORT_GAP, skip_half=True),
     "counted": Options(counted=True, owned_blocks=1), "counted, short gap": replace(SHORT_GAP, counted=True),
@@ -96,11 +97,14 @@ def test_masks(name, mask, guards):
     check(case, *values, guards(case, *values, VARIANTS[name]))
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-def test_heads_of_64(mask, guards):
-    case = problem(*EDGES, dim=64, dtype=torch.float16, mask=MASKS[mask], device="cuda")
-    values = inputs(case)
-    check(case, *values, guards(case, *values, None))
+@pytest.mark.parametrize("mask", ["full", "causal", "window", "left"])
+@pytest.mark.parametrize("name", ["chosen", "alternate, half skipped", "all added", "counted"])
+def test_heads_of_64(name, mask, guards):
+    lengths = [700, 65, 300, 0, 129, 256, 1, 520]  # tiles of 256 keys that are full, half full and less
+    for len_q, len_k in (EDGES, (lengths, lengths)):
+        case = problem(len_q, len_k, dim=64, dtype=torch.float16, mask=MASKS[mask], device="cuda")
+        values = inputs(case)
+        check(case, *values, guards(case, *values, VARIANTS[name]))
 
 
 MANY = {  # lengths of Q and K, heads, options: enough sequences for every CTA of the card
@@ -125,7 +129,7 @@ def test_many_sequences(name, guards):
     programs = torch.cuda.get_device_properties(0).multi_processor_count
     chosen = options or select(case)
     assert takes_turns(case, chosen, programs) == ("turns" in name)
-    assert takes_pairs(case, chosen, programs, 128 if case.head_dim == 64 else 64, 128) == ("pairs" in name)
+    assert takes_pairs(case, chosen, programs, BLOCK_M, BLOCK_N[case.head_dim]) == ("pairs" in name)
     values = inputs(case)
     check(case, *values, guards(case, *values, options))
 

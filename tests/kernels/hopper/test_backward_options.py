@@ -26,7 +26,6 @@ def make_options(values):
     ({"stages": 2}, "stages: no such option; allowed: q_stages, do_stages, kv_stages"),
     ({"kv_stages": 3}, "kv_stages: expected 1 to 2, got 3"),
     ({"kv_stages": True}, "kv_stages: expected 1 to 2, got True"),
-    ({"dk_first": 1}, "dk_first: expected true or false, got 1"),
     ({"q_stages": 3}, "q_stages: expected 1 to 2, got 3"),
     ({"turns": 1}, "turns: expected true or false, got 1"),
     ({"hold": 1}, "hold: expected true or false, got 1"),
@@ -44,11 +43,11 @@ def test_no_values_leave_the_choice_to_the_rule():
     assert IMPLEMENTATION.describe(problem(), "bwd") == f"hopper/{select(problem()).token}/zigzag"
 
 
-FULL, GAP, SHORT = "q2o2k1s2d2-dk-alt-own4-turn", "q2o1k2s1d1-own4", "q2o2k1s2d2-dk-alt-skip-l2-serp-hold-rot-own4"
-MIDDLE, SHORT_K = "q2o2k1s2d2-dk-alt-l2-serp-hold-own4-turn", "q2o2k1s2d2-dk-alt-l2-serp-hold-rot-own4"
-MANY, SKEWED = "q2o2k1s2d2-dk-alt-l2-own4-turn", "q2o2k1s2d2-dk-alt-skip-l2-serp-own4-turn"
-MASKED, SHARED_Q = "q2o2k1s2d2-dk-alt-skip-l2-serp-hold-rot-own8", "q2o2k1s2d2-dk-l2-own4"
-PAIRED, WIDE_PAIRED = (f"q2o2k1s2d2-dk-{skip}l2-serp-pair-rot-own4" for skip in ("skip-", ""))
+FULL, SHORT = "q2o2k1s2d2-alt-own4-turn", "q2o2k1s2d2-alt-skip-l2-serp-hold-rot-own4"
+MIDDLE, SHORT_K = "q2o2k1s2d2-alt-l2-serp-hold-own4-turn", "q2o2k1s2d2-alt-l2-serp-hold-rot-own4"
+MANY, SKEWED = "q2o2k1s2d2-alt-l2-own4-turn", "q2o2k1s2d2-alt-skip-l2-serp-own4-turn"
+MASKED, SHARED_Q = "q2o2k1s2d2-alt-skip-l2-serp-hold-rot-own8", "q2o2k1s2d2-alt-l2-own4"
+PAIRED = "q2o2k1s2d2-l2-serp-pair-rot-own4"
 WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
 
 
@@ -59,7 +58,7 @@ WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
     ([512], [512], {}, SHORT), ([513], [513], {}, MIDDLE), ([1024], [1024], {}, MIDDLE), ([1025], [1025], {}, FULL),
     ([400, 500], [256, 256], {}, PAIRED),
     ([400, 500], [256, 256], {"num_heads_q": 8}, SHORT.replace("hold-", "").replace("own4", "own2")),
-    ([400, 2000], [256, 256], {}, WIDE_PAIRED), ([400, 2000], [257, 256], {}, SHORT_K),
+    ([400, 2000], [256, 256], {}, PAIRED), ([400, 2000], [257, 256], {}, SHORT_K),
     ([64, 100, 300, 40, 2000], [64, 100, 300, 40, 2000], {}, FULL),
     ([64, 100, 300, 40, 1500], [64, 100, 300, 40, 1500], {}, FULL),
     ([64, 100, 30, 40, 1500], [64, 100, 30, 40, 1500], {}, SKEWED),
@@ -71,15 +70,15 @@ WINDOW, CAUSAL = Mask.make(True, (256, 0)), Mask.make(True)
     ([900], [900], {"num_heads_q": 8}, MIDDLE.replace("hold-", "").replace("own4", "own2")),
     ([900], [900], {"mask": CAUSAL}, MASKED),
     ([900], [900], {"mask": CAUSAL, "num_heads_q": 8}, MASKED.replace("hold-", "")),
-    ([900], [900], {"mask": WINDOW}, "q2o2k1s2d2-dk-skip-l2-rot-own8"),
-    ([2000], [2000], {"mask": WINDOW}, "q2o2k1s2d2-dk-l2-own8"),
-    ([1024], [1024], {"mask": CAUSAL}, MASKED), ([1025], [1025], {"mask": CAUSAL}, "q2o2k1s2d2-dk-alt-l2-own8"),
-    ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-dk-alt-l2-own8"),
-    ([900], [900], {"head_dim": 64}, "q2o2k2s1d2-serp-own4-turn"),
-    ([2000], [2000], {"head_dim": 64}, "q2o2k2s1d2-own4-turn"),
-    (32, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"), (64, [900, 200], {}, "q2o1k2s1d1-dk-keep-own4"),
+    ([900], [900], {"mask": WINDOW}, "q2o2k1s2d2-alt-skip-l2-rot-own8"),
+    ([2000], [2000], {"mask": WINDOW}, "q2o2k1s2d2-alt-l2-own8"),
+    ([1024], [1024], {"mask": CAUSAL}, MASKED), ([1025], [1025], {"mask": CAUSAL}, "q2o2k1s2d2-alt-l2-own8"),
+    ([2000], [2000], {"mask": CAUSAL}, "q2o2k1s2d2-alt-l2-own8"),
+    ([900], [900], {"head_dim": 64}, "q2o2k1s2d2-alt-serp-own4-turn"),
+    ([2000], [2000], {"head_dim": 64}, FULL),
+    (32, [900, 200], {}, "q2o1k2s1d1-keep-own4"), (64, [900, 200], {}, "q2o1k2s1d1-keep-own4"),
     (65, [900, 200], {}, SHARED_Q), (192, [900, 200], {}, SHARED_Q),
-    (192, [900, 200], {"mask": CAUSAL}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, GAP),
+    (192, [900, 200], {"mask": CAUSAL}, SHARED_Q), (32, [900, 200], {"head_dim": 64}, SHARED_Q),
     ([0], [0], {}, SHORT),
 ])
 def test_choice(len_q, len_k, changes, token):
@@ -115,7 +114,7 @@ def test_where_the_rule_holds_blocks(len_q, len_k, changes, held):
     ({"counted": True}, {"mask": WINDOW}, False, False), ({"deterministic": True}, {}, False, True),
     # a mask takes counting from deterministic calls, and they own all
     ({"deterministic": True, "counted": True}, {"mask": CAUSAL}, False, True),
-    ({"ds_stages": 1, "q_stages": 1}, {"head_dim": 64}, False, True),
+    ({"q_stages": 1}, {"head_dim": 64}, False, True),
 ])
 def test_where_blocks_can_be_held(options, changes, pairs, held):
     options = HopperBackwardOptions.make({"hold": True, "serpentine": True} | options)
@@ -123,12 +122,12 @@ def test_where_blocks_can_be_held(options, changes, pairs, held):
 
 
 def test_switches_show_in_the_record():
-    options = make_options({"deterministic": True, "do_stages": 1, "ds_stages": 1, "dk_first": False})
+    options = make_options({"deterministic": True, "do_stages": 1, "ds_stages": 1})
     assert backward.describe(problem(), "sorted", options) == "hopper/q2o1k1s2d1-own4-det/sorted"
     options = make_options({"turns": True, "serpentine": True, "l2_hints": True})
-    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-dk-l2-serp-own4-turn/zigzag"
+    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-l2-serp-own4-turn/zigzag"
     options = make_options({"hold": True, "serpentine": True})
-    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-dk-serp-hold-own4/zigzag"
+    assert backward.describe(problem(), None, options) == "hopper/q2o2k1s2d2-serp-hold-own4/zigzag"
     with pytest.raises(ValueError, match="schedule: expected one of none, sorted, zigzag, got 'lpt'"):
         backward.describe(problem(), "lpt")
     with pytest.raises(TypeError, match="expected HopperBackwardOptions, got dict"):
@@ -136,13 +135,16 @@ def test_switches_show_in_the_record():
 
 
 @pytest.mark.parametrize(("switches", "dim", "need"), [
-    ({"kv_stages": 2}, 128, "296,960"), ({"kv_stages": 2}, 64, "265,216"),
-    ({"kv_stages": 2, "dq_stages": 1, "ds_stages": 1}, 128, "247,808"),
+    ({"kv_stages": 2}, 128, "needs 296,960 bytes of shared memory at D = 128, 232,448 are there"),
+    ({"kv_stages": 2, "dq_stages": 1, "ds_stages": 1}, 128, "needs 247,808 bytes of shared memory"),
+    ({"ds_stages": 1, "skip_half": True}, 128, "needs 247,808 bytes of shared memory"),
+    *(({name: value}, 64, "at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2") for name, value in
+      (("kv_stages", 2), ("dq_stages", 1), ("ds_stages", 1))),
 ])
-def test_buffers_that_do_not_fit_are_refused(switches, dim, need):
+def test_stages_that_do_not_fit_are_refused(switches, dim, need):
     case = problem(head_dim=dim)
     q, k, lse = torch.ones(case.q_shape), torch.ones(case.kv_shape), torch.ones(2, case.layout_q.total)
-    with pytest.raises(ValueError, match=f"needs {need} bytes of shared memory at D = {dim}, 232,448 are there"):
+    with pytest.raises(ValueError, match=need):
         backward.backward(case, q, k, k, q, lse, q, options=make_options(switches))
 
 

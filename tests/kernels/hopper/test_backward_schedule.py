@@ -504,7 +504,7 @@ def test_pairs_are_left_out_where_they_have_no_meaning():
     for other in ("counted", "turns"):
         with pytest.raises(ValueError, match=f"pairs: not with {other}"):
             HopperBackwardOptions(pairs=True, **{other: True})
-    assert HopperBackwardOptions(pairs=True, rotate=True).token == "q2o2k1s2d2-dk-pair-rot-own4"
+    assert HopperBackwardOptions(pairs=True, rotate=True).token == "q2o2k1s2d2-pair-rot-own4"
 
 
 def test_what_pairs_need_holds_for_an_even_number_of_ctas_if_it_does_for_an_odd_one():

@@ -28,7 +28,8 @@ COUNTED = Options(counted=True, owned_blocks=1)
 PAIRS = Options(pairs=True, owned_blocks=8)
 TURNS = Options(turns=True, owned_blocks=1)
 HOLD = Options(serpentine=True, hold=True, deterministic=True)  # all are owned
-ONCE = {"dq_stages": 1, "ds_stages": 1, "dk_first": False}
+WIDE = [300, 520, 1, 0, 129, 128, 70]  # tiles of 256 keys, at D = 64, that are full, half full and less
+ONCE = {"dq_stages": 1, "ds_stages": 1}
 
 
 def simulate(case, q, k, v, dout, options, **how):
@@ -50,9 +51,8 @@ CASES = {
     "all once, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), Options(**ONCE)),
     "dQ twice": (lambda: problem(*CROSS), Options(**ONCE | {"dq_stages": 2})),
     "dS twice": (lambda: problem(*CROSS), Options(**ONCE | {"ds_stages": 2})),
-    "dK first": (lambda: problem(*CROSS), Options(**ONCE | {"dk_first": True})),
     "all once, causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0, **ONCE)),
-    "D = 64, all once": (lambda: problem(SELF, SELF, dim=64), Options(**ONCE)),
+    "D = 64, one Q": (lambda: problem(SELF, SELF, dim=64), Options(q_stages=1, do_stages=1)),
     "D = 64, as chosen": (lambda: problem(SELF, SELF, dim=64), None),
     "causal, as chosen": (lambda: problem([600, 0, 70], [600, 0, 70], mask=Mask.make(True)), None),
     "rotated, L2 told": (lambda: problem([65, 128, 1, 0, 200, 300], [64, 0, 130, 70, 257, 300]),
@@ -76,9 +76,9 @@ CASES = {
                        replace(TURNS, owned_blocks=2, l2_hints=True, skip_half=True)),
     "in turns, causal": (lambda: problem([300, 65, 400], [300, 200, 520], 2, 2, mask=Mask.make(True)), TURNS),
     "in turns, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2), TURNS),
-    "in turns, D = 64": (lambda: problem(SELF, SELF, 2, 2, dim=64), replace(TURNS, kv_stages=2, **ONCE)),
+    "in turns, D = 64": (lambda: problem(WIDE, WIDE, 2, 2, dim=64), TURNS),
     "serpentine, all once": (lambda: problem(*CROSS), Options(serpentine=True, **ONCE)),
-    "one block of shared Q, dQ sent": (lambda: problem(32, [64, 0, 130, 300], 2, 2), replace(SHORT_GAP, dk_first=True)),
+    "one block of shared Q, dQ sent": (lambda: problem(32, [64, 0, 130, 300], 2, 2), replace(SHORT_GAP)),
     "one Q": (lambda: problem(*CROSS), Options(q_stages=1, do_stages=1)),
     "causal": (lambda: problem(SELF, SELF, mask=Mask.make(True)), Options()),
     "causal, shared": (lambda: problem(*CROSS, mask=Mask.make(True)), Options(owned_blocks=0)),
@@ -99,6 +99,10 @@ CASES = {
     "cross, all keys seen": (lambda: problem([65, 128, 0, 1, 200, 300], [64, 0, 0, 130, 300, 70]), Options()),
     "cross, all keys seen, in turns": (lambda: problem([65, 128, 200], [300, 0, 400], 2, 2), TURNS),
     "D = 64": (lambda: problem(SELF, SELF, dim=64), Options()),
+    "D = 64, one block of keys and two": (lambda: problem(WIDE, WIDE, dim=64), Options()),
+    "D = 64, serpentine, causal": (lambda: problem(WIDE, WIDE, dim=64, mask=Mask.make(True)), Options(serpentine=True)),
+    "D = 64, cross, heads in groups": (lambda: problem(CROSS[0], CROSS[1], 4, 2, dim=64), Options(owned_blocks=0)),
+    "D = 64, shared Q": (lambda: problem(70, WIDE, 2, 2, dim=64), Options()),
     "D = 64, window, shared": (lambda: problem(*CROSS, dim=64, mask=Mask.make(False, (40, 30))),
                                Options(owned_blocks=0)),
     "fp16": (lambda: problem(*CROSS, dtype=torch.float16), Options()),
@@ -107,9 +111,17 @@ CASES = {
     "half skipped, causal": (lambda: problem([300, 65], [300, 40], mask=Mask.make(True)), SKIP),
     "half skipped, heads in groups": (lambda: problem([65, 70], [130, 60], 4, 2), SKIP),
     "half skipped, K and V twice": (lambda: problem(*CROSS), replace(SHORT_GAP, skip_half=True)),
-    "half skipped, D = 64": (lambda: problem(SELF, SELF, dim=64), replace(SKIP, **ONCE)),
+    "half skipped, window": (lambda: problem([400, 65, 300], [400, 40, 300], mask=Mask.make(True, (100, 0))), SKIP),
+    "half skipped, window, cross": (lambda: problem([300, 65, 200], [200, 300, 257], mask=Mask.make(False, (40, 30))),
+                                    replace(SKIP, owned_blocks=0)),
+    "half skipped, causal, cross, groups": (lambda: problem([65, 300, 1, 0, 40], [257, 300, 130, 70, 400], 2, 1,
+                                                            mask=Mask.make(True)), replace(SKIP, serpentine=True)),
+    "half skipped, window, all once": (lambda: problem(*CROSS, mask=Mask.make(True, (70, 0))), replace(SKIP, **ONCE)),
+    "half skipped, D = 64": (lambda: problem(SELF, SELF, dim=64), SKIP),
+    "half skipped, D = 64, window": (lambda: problem(WIDE, WIDE, dim=64, mask=Mask.make(True, (150, 0))),
+                                     replace(SKIP, serpentine=True)),
     "half skipped, dQ kept": (lambda: problem(32, [64, 0, 130, 300], 2, 2),
-                              replace(SHORT_GAP, dk_first=True, keep_dq=True, skip_half=True)),
+                              replace(SHORT_GAP, keep_dq=True, skip_half=True)),
     "half skipped, counted": (lambda: problem(*CROSS), replace(COUNTED, skip_half=True)),
     "counted": (lambda: problem(*CROSS), COUNTED),
     "counted, L2 told": (lambda: problem([65, 200], [65, 400]), replace(COUNTED, l2_hints=True)),
@@ -119,7 +131,7 @@ CASES = {
     "counted, K and V twice": (lambda: problem(*CROSS), replace(SHORT_GAP, counted=True, owned_blocks=1)),
     "counted, causal": (lambda: problem([300, 65, 100], [300, 200, 70], mask=Mask.make(True)), COUNTED),
     "counted, heads in groups": (lambda: problem([65], [257], 4, 2), COUNTED),
-    "counted, D = 64": (lambda: problem(SELF, SELF, dim=64), replace(COUNTED, kv_stages=2, **ONCE)),
+    "counted, D = 64": (lambda: problem(WIDE, WIDE, dim=64), COUNTED),
     "counted, in order": (lambda: problem([130], [400]), replace(COUNTED, deterministic=True)),
     "negative scale": (lambda: problem(*CROSS, scale=-0.1, mask=Mask.make(True)), Options()),
 }
@@ -131,7 +143,7 @@ def test_right_in_every_mode(name):
     case = make()
     if options:  # what the case is there for is what is run, with three SMs
         assert takes_turns(case, options, 3) == options.turns
-        assert takes_pairs(case, options, 3, 128 if case.head_dim == 64 else 64, 128) == options.pairs
+        assert takes_pairs(case, options, 3, backward.BLOCK_M, backward.BLOCK_N[case.head_dim]) == options.pairs
     check(case, *tensors(case), options)
 
 
@@ -151,7 +163,7 @@ def test_they_take_turns_in_most_cases():
 
 
 @jit
-def _always(n_step, alone, CID: tl.constexpr):
+def _always(n_step, CID: tl.constexpr):
     return n_step >= 0
 
 
@@ -186,11 +198,10 @@ HELD = {
     "beside turns": ([200, 520, 130], SAME, {"heads_q": 2, "heads_kv": 2}, {"turns": True, **FAIR, "owned_blocks": 3}),
     "beside sums": ([300, 520, 200], SAME, {}, {**FAIR, "owned_blocks": 3}),
     "one Q": (*CROSS, {}, {"q_stages": 1, "do_stages": 1}),
-    "one Q, dS once": ([200, 1, 300], [257, 257, 520], {}, {"q_stages": 1, "do_stages": 1, "ds_stages": 1,
-                                                            "dk_first": False}),
+    "one Q, dS once": ([200, 1, 300], [257, 257, 520], {}, {"q_stages": 1, "do_stages": 1, "ds_stages": 1}),
     "two Q, one dO": ([130, 300], [520, 200], {}, {"do_stages": 1}),
-    "D = 64": (SELF, SAME, {"dim": 64}, {"ds_stages": 1}),
-    "D = 64, cross": ([300, 65, 1], [400, 257, 200], {"dim": 64}, {"ds_stages": 1, "skip_half": True}),
+    "D = 64": (WIDE, SAME, {"dim": 64}, {}),
+    "D = 64, cross": ([300, 65, 1], [800, 513, 300], {"dim": 64}, {"skip_half": True}),
 }
 
 
@@ -199,8 +210,8 @@ def held(name):
     len_q, len_k, changes, switches = HELD[name]
     case = problem(len_q, len_q if len_k is SAME else len_k, **changes)
     options = replace(HOLD, **switches)
-    values = [{*build(case, options, "zigzag", programs, backward.BLOCK_M[case.head_dim]).tiles[:, HOLDS].tolist()}
-              for programs in (1, 2)]
+    blocks = backward.BLOCK_M, backward.BLOCK_N[case.head_dim]
+    values = [{*build(case, options, "zigzag", programs, *blocks).tiles[:, HOLDS].tolist()} for programs in (1, 2)]
     assert all(each & {2, 6} for each in values)
     assert all(takes_turns(case, options, programs) == options.turns for programs in (1, 2))
     return case, options, set.union(*values)
@@ -214,11 +225,11 @@ def test_cases_of_held_blocks_have_all_that_there_is():
         assert 7 in values[name], name
 
 
-HELD_IN_TURNS = [name for name in HELD if name not in {"one Q, dS once", "D = 64", "D = 64, cross"}]
+HELD_IN_TURNS = [(name, True) for name in HELD if name != "one Q, dS once"]
 
 
-@pytest.mark.parametrize(("name", "alternate"), [*((name, False) for name in HELD),
-                                                 *((name, True) for name in HELD_IN_TURNS)])
+@pytest.mark.parametrize(("name", "alternate"), [*((name, False) for name in HELD if "D = 64" not in name),
+                                                 *HELD_IN_TURNS])
 def test_held_blocks(name, alternate):
     case, options, _values = held(name)
     options = replace(options, alternate=alternate)
@@ -361,7 +372,7 @@ def test_shared_q_does_not_depend_on_the_schedule(changes):
 
 
 @jit
-def _stores_not_waited_for(x):
+def _stores_not_waited_for(x, BLOCKS: tl.constexpr):
     return x
 
 
