@@ -7,6 +7,7 @@ CONFIG  ?= $(if $(filter gpu,$(FLAVOUR)),configs/gem.yaml,configs/smoke.yaml)
 BIN     := $(VENV)/bin
 OUT     ?= dist/bundle
 RUN     ?= results/baselines/nvidia-h200/gem.csv
+PYTEST_ARGS ?= -n auto --maxprocesses 8 --dist loadfile
 
 .PHONY: help setup bench test check format doctor gate report notebooks refresh bundle unbundle env clean
 
