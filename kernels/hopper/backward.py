@@ -131,7 +131,7 @@ def kernel_constants(problem: JaggedProblem, options: HopperBackwardOptions, tur
             "SERPENTINE": options.serpentine and not problem.broadcast_q,
             "TURNS": turns, "PAIR": pairs, "HOLD": holds(problem, options, pairs),
             "ALL_SEEN": all_seen, "SUMMED": problem.broadcast_q and not _keeps(problem, options),
-            "ALTERNATE": alternates(options, problem.head_dim, pairs), "REGISTERS": 232}
+            "ALTERNATE": alternates(options, problem.head_dim, pairs or _keeps(problem, options)), "REGISTERS": 232}
 
 
 def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOptions:

@@ -26,7 +26,8 @@ class HopperBackwardOptions:
 
     Attributes:
         q_stages, do_stages: blocks of Q and dO in shared memory.
-        kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one.
+        kv_stages: tiles of K and V; 2 hides the loads of the next tile behind this one. Like the next two it has its
+            default at D = 64: no other fits.
         dq_stages: blocks of fp32 dQ on their way to memory; with 2 a partial dQ is fetched a step ahead.
         ds_stages: steps whose dS is in shared memory; with 2 a consumer need not wait for the other's last dQ.
         alternate: one consumer computes a step's whole dQ, the other the next's, see
@@ -42,8 +43,9 @@ class HopperBackwardOptions:
         keep_dq: broadcast-Q of at most 64 rows: dQ stays in shared memory for all tiles of a CTA. Without a
             mask or groups, D = 128; elsewhere it does nothing.
         direct_dq: a sequence with one KV block (or an owned one) writes dq itself; else all dQ is summed in fp32.
-        owned_blocks: a sequence of at most so many KV blocks is left to one CTA, which sums its dQ in a buffer of its
-            own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences of one block.
+        owned_blocks: a sequence of at most so many KV blocks (of 128 keys, at D = 64 of 256) is left to one CTA, which
+            sums its dQ in a buffer of its own: no zeroing, no cast, a fixed order of the sum. 0 and 1: only sequences
+            of one block.
         counted: sequences that are not owned are summed as `kernels.hopper.backward_counted` says: no zeroing, no cast
             pass. Without ``rotate``; with a left window or broadcast-Q it does nothing.
         turns: the tiles of a sequence that is not owned take turns, see `kernels.hopper.backward_schedule`: no zeroing,
@@ -117,9 +119,12 @@ def can_alternate(options: HopperBackwardOptions) -> bool:
     return (options.kv_stages, options.dq_stages, options.ds_stages) == (1, 2, 2)
 
 
-def alternates(options: HopperBackwardOptions, head_dim: int, pairs: bool) -> bool:
-    """Whether consumers take turns at dQ: always at D = 64, else if ``alternate`` says so, and not in pairs."""
-    return head_dim == 64 or (options.alternate and can_alternate(options) and not pairs)
+def alternates(options: HopperBackwardOptions, head_dim: int, left_out: bool) -> bool:
+    """Whether consumers take turns at dQ: always at D = 64, else if ``alternate`` says so.
+
+    ``left_out``: it is for pairs of CTAs, or dQ is kept on chip.
+    """
+    return head_dim == 64 or (options.alternate and can_alternate(options) and not left_out)
 
 
 def buffer_bytes(options: HopperBackwardOptions, head_dim: int, keeps_dq: bool) -> int:

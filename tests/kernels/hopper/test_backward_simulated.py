@@ -120,6 +120,7 @@ CASES = {
     "half skipped, D = 64": (lambda: problem(SELF, SELF, dim=64), SKIP),
     "half skipped, D = 64, window": (lambda: problem(WIDE, WIDE, dim=64, mask=Mask.make(True, (150, 0))),
                                      replace(SKIP, serpentine=True)),
+    "take turns, dQ kept": (lambda: problem(32, [64, 0, 130, 300], 2, 2), Options(alternate=True, keep_dq=True)),
     "half skipped, dQ kept": (lambda: problem(32, [64, 0, 130, 300], 2, 2),
                               replace(SHORT_GAP, keep_dq=True, skip_half=True)),
     "half skipped, counted": (lambda: problem(*CROSS), replace(COUNTED, skip_half=True)),
