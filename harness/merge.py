@@ -52,8 +52,10 @@ def merge_runs(folders: Sequence[Path], into: RunFiles, config: BenchConfig, cas
     replace_samples(into.samples_path, samples)
     replace_records(into.csv_path, records)
     first = next(iter(facts.values()))
+    backends = {each["name"]: each for one in reversed(facts.values()) for each in one["backends"]}
     write_facts(into, first["run_id"], config, DeviceEnvironment(**first["device"]), Checkout(**first["checkout"]),
-                Ceilings(**first["ceilings"]) if first["ceilings"] else None, first["backends"], cases)
+                Ceilings(**first["ceilings"]) if first["ceilings"] else None,
+                sorted(backends.values(), key=lambda each: names.index(each["name"])), cases)
     return records
 
 

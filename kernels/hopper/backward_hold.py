@@ -2,7 +2,7 @@
 
 The last step of a tile that *leaves* its block keeps Q, dO, lse and delta in their slots and its dQ in the staging: no
 slot is given back, and the writer isn't told. The first step of the tile that *takes over* uses the same slots, of the
-rings and of the staging, and starts its dQ from what stands there. What memory already has of this block's dQ is
+rings and of the staging, and adds its dQ to what stands there. What memory already has of this block's dQ is
 fetched by the step that leaves, so that the sum is complete so far, and the step that takes over stores it, unless it
 is the last and writes dq.
 

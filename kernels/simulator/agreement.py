@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import IMPLEMENTATION
-from kernels.hopper.backward_options import SHORT_GAP, HopperBackwardOptions
+from kernels.hopper.backward_options import SHORT_GAP, HopperBackwardOptions, can_alternate
 from kernels.hopper.options import VARIANTS
 from kernels.implementation import Direction
 from kernels.mask import Mask
@@ -91,14 +91,15 @@ class Row:
 
 
 def variants(layout: Layout) -> Iterator[Variant]:
-    """Each direction as its rule picks it; the forward in every variant that can run the layout; `BACKWARD`."""
+    """Each direction as its rule picks it; the forward in every variant, and `BACKWARD`, that can run the layout."""
     yield Variant("fwd", "rule", None)
     for name, options in VARIANTS.items():
         if options.why_not(layout.head_dim, layout.mask) is None:
             yield Variant("fwd", name, {"variant": name})
     yield Variant("bwd", "rule", None)
     for name, switches in BACKWARD.items():
-        yield Variant("bwd", name, switches)
+        if layout.head_dim == 128 or can_alternate(HopperBackwardOptions.make(switches)):
+            yield Variant("bwd", name, switches)
 
 
 def make_inputs(layout: Layout, seed: int = 0) -> dict[str, torch.Tensor]:

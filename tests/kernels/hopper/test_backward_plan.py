@@ -42,17 +42,17 @@ def make_of(layout):
     return JaggedProblem(layout, layout, 2, 2, 128, torch.bfloat16, 0.1)
 
 
-def built(problem, options, order="zigzag", sms=5, block_m=64):
+def built(problem, options, order="zigzag", sms=5, block_n=128):
     """Tables as `BackwardSchedule` has them, without the rows that only round them up; reads of unwritten memory and
     double writes are errors."""
     with Simulator(sms=2):
-        plan = device_plan(problem, options, order, sms, block_m, 128, 0)
+        plan = device_plan(problem, options, order, sms, 64, block_n, 0)
     known = plan.known
     ends = plan.bounds[:known.programs + 1].numpy()
     tiles = plan.tiles[:(ends[-1] + 1) * bs.FIELDS].view(-1, bs.FIELDS).numpy()
     assert not tiles[-1].any()  # what a CTA without a tile reads
     blocks = plan.blocks[:known.num_blocks * BLOCK_FIELDS].view(-1, BLOCK_FIELDS).numpy()
-    used = int((-(-problem.layout_q.lengths // block_m)).sum())
+    used = int((-(-problem.layout_q.lengths // 64)).sum())
     assert not blocks[used:, :5].any()
     assert (blocks[used:, 5] == -1).all()
     assert ends[-1] <= known.num_tiles
@@ -75,35 +75,35 @@ def same_work(tiles, counting=False, turns=False, pairs=False, holds=False):
 
 
 @given(LENGTHS, st.sampled_from(MASKS), st.sampled_from(OPTIONS), st.sampled_from(["none", "sorted",
-       "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.sampled_from([64, 128]), st.booleans())
+       "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.sampled_from([128, 256]), st.booleans())
 @settings(max_examples=120, deadline=None, derandomize=True)
-def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, order, heads, block_m, on_host):
+def test_it_is_the_schedule_that_the_host_would_build(pairs, mask, options, order, heads, block_n, on_host):
     problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
-        check_against_the_host(problem, options, order, 5, block_m)
+        check_against_the_host(problem, options, order, 5, block_n)
 
 
 @given(LENGTHS, st.sampled_from([Mask(), Mask.make(True), Mask.make(False, (None, 30))]), st.integers(0, 4),
        st.sampled_from(["none", "sorted", "zigzag"]), st.sampled_from([(2, 2), (4, 2), (3, 1)]), st.integers(1, 7),
-       st.sampled_from([64, 128]), st.booleans(), st.booleans())
+       st.sampled_from([128, 256]), st.booleans(), st.booleans())
 @settings(max_examples=120, deadline=None, derandomize=True)
-def test_so_it_is_where_tiles_take_turns(pairs, mask, owned, order, heads, sms, block_m, on_host, hold):
+def test_so_it_is_where_tiles_take_turns(pairs, mask, owned, order, heads, sms, block_n, on_host, hold):
     problem = make(*zip(*pairs, strict=True), mask, *heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
         options = HopperBackwardOptions(owned_blocks=owned, turns=True, serpentine=hold, hold=hold)
-        check_against_the_host(problem, options, order, sms, block_m)
+        check_against_the_host(problem, options, order, sms, block_n)
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 900)), min_size=1, max_size=24), st.booleans(),
        st.sampled_from(MASKS), st.sampled_from([{"owned_blocks": 8}, {"owned_blocks": 8, "rotate": True},
        {"owned_blocks": 2, "turns": True}, {"deterministic": True}]), st.sampled_from(["none", "sorted", "zigzag"]),
-       st.integers(1, 3), st.integers(1, 7), st.sampled_from([64, 128]), st.booleans())
+       st.integers(1, 3), st.integers(1, 7), st.sampled_from([128, 256]), st.booleans())
 @settings(max_examples=60, deadline=None, derandomize=True)
-def test_so_it_is_where_blocks_are_held(pairs, cross, mask, switches, order, heads, sms, block_m, on_host):
+def test_so_it_is_where_blocks_are_held(pairs, cross, mask, switches, order, heads, sms, block_n, on_host):
     lengths_q, lengths_k = zip(*pairs, strict=True)
     problem = make(lengths_q if cross else lengths_k, lengths_k, mask, heads, heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
-        made = check_against_the_host(problem, HopperBackwardOptions(**HOLDING, **switches), order, sms, block_m)
+        made = check_against_the_host(problem, HopperBackwardOptions(**HOLDING, **switches), order, sms, block_n)
         assert made.known.holds == (mask.left is None)
 
 
@@ -132,7 +132,7 @@ def test_held_blocks(lengths, mask, heads, switches, values, on_host):
     lengths_q, lengths_k = (SELF_LENGTHS,) * 2 if lengths == "self" else CROSS_LENGTHS
     problem = make(lengths_q * 2, lengths_k * 2, mask, *heads, on_host=on_host)
     options = HopperBackwardOptions(**{"owned_blocks": 8} | HOLDING | switches)
-    made = check_against_the_host(problem, options, "zigzag", 3, 64)
+    made = check_against_the_host(problem, options, "zigzag", 3, 128)
     assert made.known.holds == (values is not None)
     assert made.known.turns == options.turns
     assert made.known.pairs == options.pairs
@@ -150,7 +150,7 @@ def test_plans_with_held_blocks_are_kept_apart():
                                   (problem, {"kv_stages": 2, "dq_stages": 1}, False),
                                   (problem, {"dq_stages": 1}, False), (problem, {"counted": True}, False),
                                   (problem, {"rotate": True}, True), (problem, {"turns": True}, True)):
-        made = check_against_the_host(chosen, HopperBackwardOptions(**HOLDING | options), "zigzag", 4, 64)
+        made = check_against_the_host(chosen, HopperBackwardOptions(**HOLDING | options), "zigzag", 4, 128)
         assert made.known.holds == held
         assert not held or made.tiles[:, bs.HOLDS].any()
 
@@ -160,7 +160,7 @@ def test_plans_with_held_blocks_are_kept_apart():
 def test_every_query_of_one_layout_sees_a_key(on_host, mask):
     layout = make(SELF_LENGTHS, SELF_LENGTHS, on_host=on_host).layout_k
     problem = JaggedProblem(layout, layout, 2, 2, 128, torch.bfloat16, 0.1, mask)
-    made = check_against_the_host(problem, HopperBackwardOptions(), "zigzag", 3, 64)
+    made = check_against_the_host(problem, HopperBackwardOptions(), "zigzag", 3, 128)
     assert made.known.all_seen
     assert (made.tiles[:, bs.STEPS] > 0).all()
 
@@ -201,7 +201,7 @@ def test_turns_beside_owned_sequences(mask, order):
     lengths_q = [300, 0, 500, 64, 700, 900, 130, 1, 64, 900]
     lengths_k = [900, 300, 0, 128, 130, 257, 520, 900, 640, 256]
     problem = make(lengths_q, lengths_k, mask, 4, 2, on_host=False)
-    made = check_against_the_host(problem, HopperBackwardOptions(owned_blocks=2, turns=True), order, 5, 64)
+    made = check_against_the_host(problem, HopperBackwardOptions(owned_blocks=2, turns=True), order, 5, 128)
     counters = made.tiles[:, bs.COUNTER]
     assert made.known.turns
     assert set(counters) == {-1, *(2 * b + head for b in (0, 1, 5, 6, 7, 8) for head in range(2))}
@@ -220,15 +220,15 @@ PAIRS = [(order, rotate, serpentine) for order in ("none", "sorted", "zigzag") f
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 700)), min_size=12, max_size=48), st.booleans(),
-       st.sampled_from(PAIRS), st.integers(1, 3), st.integers(1, 7), st.sampled_from([64, 128]), st.booleans())
+       st.sampled_from(PAIRS), st.integers(1, 3), st.integers(1, 7), st.sampled_from([128, 256]), st.booleans())
 @settings(max_examples=100, deadline=None, derandomize=True)
-def test_so_it_is_where_pairs_do_all_tiles(lengths, cross, variant, heads, sms, block_m, on_host):
+def test_so_it_is_where_pairs_do_all_tiles(lengths, cross, variant, heads, sms, block_n, on_host):
     lengths_q, lengths_k = zip(*lengths, strict=True)
     problem = make(lengths_q if cross else lengths_k, lengths_k, MASKS[0], heads, heads, on_host=on_host)
     if problem.layout_q.total and problem.layout_k.total:
         order, rotate, serpentine = variant
         options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine, hold=True)
-        check_against_the_host(problem, options, order, sms, block_m)
+        check_against_the_host(problem, options, order, sms, block_n)
 
 
 @pytest.mark.parametrize(("order", "rotate", "serpentine"), PAIRS)
@@ -245,7 +245,7 @@ def test_pairs(lengths, heads, sms, on_host, order, rotate, serpentine):
         "short": ([64, 128, 1, 0, 300] * 5, [128, 5, 0, 70, 128] * 5)}[lengths]
     problem = make(lengths_q, lengths_k, MASKS[0], heads, heads, on_host=on_host)
     options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate, serpentine=serpentine)
-    made = check_against_the_host(problem, options, order, sms, 64)
+    made = check_against_the_host(problem, options, order, sms, 128)
     assert made.known.pairs
     assert made.known.programs == sms // 2 * 2
     assert made.tiles[:, bs.BACK].any() == (serpentine and lengths != "short")
@@ -257,7 +257,7 @@ def test_pairs(lengths, heads, sms, on_host, order, rotate, serpentine):
 def test_more_pairs_than_items(on_host, rotate, heads, sms, clusters):
     problem = make([0] * 50 + [64] + [0] * 50, [0] * 50 + [300] + [0] * 50, MASKS[0], heads, heads, on_host=on_host)
     options = HopperBackwardOptions(owned_blocks=8, pairs=True, rotate=rotate)
-    made = check_against_the_host(problem, options, "zigzag", sms, 64)
+    made = check_against_the_host(problem, options, "zigzag", sms, 128)
     assert made.known.pairs
     assert made.known.programs // 2 == min(clusters, made.known.num_tiles // 2)
     assert made.tiles[:, bs.ROLE].tolist() == [0, 1, 2] * heads
@@ -271,17 +271,17 @@ def test_plans_with_pairs_are_kept_apart():
                                    (problem, one | {"kv_stages": 2}, False), (problem, one | {"dq_stages": 1}, False),
                                    (problem, one | {"rotate": True}, True),
                                    (problem, one | {"serpentine": True}, True)):
-        made = check_against_the_host(chosen, HopperBackwardOptions(**options), "zigzag", 4, 64)
+        made = check_against_the_host(chosen, HopperBackwardOptions(**options), "zigzag", 4, 128)
         assert made.known.pairs == pairs
 
 
-def check_against_the_host(problem, options, order, sms, block_m):
-    made = built(problem, options, order, sms, block_m)
-    wanted = bs.build(problem, options, order, made.known.programs, block_m)
+def check_against_the_host(problem, options, order, sms, block_n):
+    made = built(problem, options, order, sms, block_n)
+    wanted = bs.build(problem, options, order, made.known.programs, 64, block_n)
     counting, turns = bs.counted(problem, options), made.known.turns
     assert turns == bs.takes_turns(problem, options, made.known.programs)
     pairs = made.known.pairs
-    assert pairs == bs.takes_pairs(problem, options, min(sms, made.known.num_tiles), block_m, 128)
+    assert pairs == bs.takes_pairs(problem, options, min(sms, made.known.num_tiles), 64, block_n)
     assert made.known.holds == bs.holds(problem, options, pairs)
     kinds = counting, turns, pairs, made.known.holds
     np.testing.assert_array_equal(same_work(made.tiles, *kinds), same_work(wanted.tiles, *kinds))
@@ -388,7 +388,7 @@ def test_broadcast_copies(pairs, mask, heads, order):
 def test_more_items_than_a_program_deals_at_once(options):
     lengths = np.random.default_rng(0).integers(0, 300, 700)
     problem = make(lengths, lengths, heads_q=4, heads_kv=4)
-    made = check_against_the_host(problem, options, "zigzag", 4, 64)
+    made = check_against_the_host(problem, options, "zigzag", 4, 128)
     assert (made.known.turns, made.known.pairs, made.known.holds) == (options.turns, options.pairs, options.hold)
     assert len(made.bounds) == 5
     assert (np.diff(made.bounds) > 640).all()
@@ -401,7 +401,7 @@ def test_rotated_lists_of_one_to_200_items(count, sms, order):
     lengths = np.random.default_rng(count).integers(1, 400, count)
     problem = make(lengths, lengths, heads_q=1, heads_kv=1)
     options = HopperBackwardOptions(**HOLDING, owned_blocks=8, rotate=True)
-    made = check_against_the_host(problem, options, order, sms, 64)
+    made = check_against_the_host(problem, options, order, sms, 128)
     assert len(made.bounds) == min(sms, made.known.num_tiles) + 1
 
 
