@@ -15,8 +15,8 @@ from kernels.hopper.backward_options import (
     HopperBackwardOptions,
     alternates,
     buffer_bytes,
-    can_alternate,
     select,
+    unlike_default_stages,
 )
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
 from kernels.hopper.backward_plan import Bounds, device_plan
@@ -140,8 +140,8 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
     dim = problem.head_dim
-    if dim == 64 and not can_alternate(options):
-        raise ValueError(f"options: {options.token}: at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2")
+    if dim == 64 and (unlike := ", ".join(unlike_default_stages(options))):
+        raise ValueError(f"options: {unlike}: at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2")
     need = buffer_bytes(options, dim, _keeps(problem, options)) + BARRIER_BYTES
     if need > SMEM_PER_CTA:
         raise ValueError(f"options: {options.token} needs {need:,} bytes of shared memory at D = {dim}, "

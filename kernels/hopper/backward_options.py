@@ -114,9 +114,15 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
     return replace(options, **changes)
 
 
+def unlike_default_stages(options: HopperBackwardOptions) -> list[str]:
+    """The stages of K and V, dQ and dS that aren't the default's, such as ``dq_stages 1``."""
+    names = ("kv_stages", "dq_stages", "ds_stages")
+    return [f"{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(DEFAULT, name)]
+
+
 def can_alternate(options: HopperBackwardOptions) -> bool:
     """Whether consumers can take turns at dQ: with the default's stages."""
-    return (options.kv_stages, options.dq_stages, options.ds_stages) == (1, 2, 2)
+    return not unlike_default_stages(options)
 
 
 def alternates(options: HopperBackwardOptions, head_dim: int, left_out: bool) -> bool:
