@@ -39,16 +39,16 @@ def headline(run: RunData) -> str:
     for case, found in rows.groupby("case", sort=False):
         cells = [cell for direction in DIRECTIONS for cell in _cells(found[found["direction"] == direction])]
         lines.append(f"| `{case}` | " + " | ".join(cells) + " |")
+    operation = records[records["scope"] == "operation"]
     lines.append(_means("geometric mean", rows))
-    lines.append(_means("the same in operation scope", records[records["scope"] == "operation"]))
-    operation = records[(records["scope"] == "operation") & records["backend"].isin([OURS, RIVAL])]
+    lines.append(_means("the same in operation scope", operation))
     said = [f"Slower than FA4 beyond the interval, {scope} scope: {_slower(found)}."
             for scope, found in (("kernel", rows), ("operation", operation))]
     return "\n".join([*lines, "", *said, *_missing(run), ""])
 
 
 def _slower(rows: pd.DataFrame) -> str:
-    """Where the interval of our speed-up lies below 1, worst first."""
+    """Where the interval of our speed-up lies below 1, worst first; ``rows`` are of one scope."""
     ours = rows[(rows["backend"] == OURS) & (rows["speedup_vs_fa4_ci_high"] < 1)].sort_values("speedup_vs_fa4")
     said = [f"{name} {', '.join(f'`{row.case}` ({row.speedup_vs_fa4:.2f}x)' for row in found.itertuples())}"
             for direction, name in DIRECTIONS.items() if len(found := ours[ours["direction"] == direction])]

@@ -10,19 +10,16 @@ import torch
 
 from kernels.hopper.backward_kernel import jagged_backward
 from kernels.hopper.backward_options import (
-    BARRIER_BYTES,
     ORDERS,
     HopperBackwardOptions,
     alternates,
-    buffer_bytes,
     select,
-    unlike_default_stages,
+    why_not,
 )
 from kernels.hopper.backward_passes import cast_kernel, prepare_kernel, sum_kernel
 from kernels.hopper.backward_plan import Bounds, device_plan
 from kernels.hopper.backward_schedule import counted, holds
 from kernels.hopper.forward import sm_count, stream_of
-from kernels.hopper.options import SMEM_PER_CTA
 from kernels.hopper.ragged import packed_blocks
 from kernels.launch import Blocks, Launcher
 from kernels.problem import JaggedProblem
@@ -139,13 +136,8 @@ def _options(problem: JaggedProblem, options: object | None) -> HopperBackwardOp
         return select(problem)
     if not isinstance(options, HopperBackwardOptions):
         raise TypeError(f"options: expected HopperBackwardOptions, got {type(options).__name__}")
-    dim = problem.head_dim
-    if dim == 64 and (unlike := ", ".join(unlike_default_stages(options))):
-        raise ValueError(f"options: {unlike}: at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2")
-    need = buffer_bytes(options, dim, _keeps(problem, options)) + BARRIER_BYTES
-    if need > SMEM_PER_CTA:
-        raise ValueError(f"options: {options.token} needs {need:,} bytes of shared memory at D = {dim}, "
-                         f"{SMEM_PER_CTA:,} are there")
+    if reason := why_not(options, problem.head_dim, _keeps(problem, options)):
+        raise ValueError(f"options: {reason}")
     return options
 
 

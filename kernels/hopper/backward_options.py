@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kernels.hopper.options import SMEM_PER_CTA
 from kernels.problem import JaggedProblem
 from kernels.switches import check_switches, from_values
 
@@ -114,7 +115,7 @@ def _with(options: HopperBackwardOptions, **changes: Any) -> HopperBackwardOptio
     return replace(options, **changes)
 
 
-def unlike_default_stages(options: HopperBackwardOptions) -> list[str]:
+def _unlike_default_stages(options: HopperBackwardOptions) -> list[str]:
     """The stages of K and V, dQ and dS that aren't the default's, such as ``dq_stages 1``."""
     names = ("kv_stages", "dq_stages", "ds_stages")
     return [f"{name} {getattr(options, name)}" for name in names if getattr(options, name) != getattr(DEFAULT, name)]
@@ -122,7 +123,7 @@ def unlike_default_stages(options: HopperBackwardOptions) -> list[str]:
 
 def can_alternate(options: HopperBackwardOptions) -> bool:
     """Whether consumers can take turns at dQ: with the default's stages."""
-    return not unlike_default_stages(options)
+    return not _unlike_default_stages(options)
 
 
 def alternates(options: HopperBackwardOptions, head_dim: int, left_out: bool) -> bool:
@@ -144,6 +145,16 @@ def buffer_bytes(options: HopperBackwardOptions, head_dim: int, keeps_dq: bool) 
     relaid = options.skip_half and options.kv_stages == 1 and not can_alternate(options)  # a sum changes its layout
     return (kv + (q_slots + options.do_stages) * block + ds + staging + options.q_stages * 64 * 2 * 4
             + 32768 * relaid)
+
+
+def why_not(options: HopperBackwardOptions, head_dim: int, keeps_dq: bool) -> str | None:
+    """Why a variant can't run, in one line that names the switches; None if it can. ``keeps_dq``: dQ stays on chip."""
+    if head_dim == 64 and (unlike := ", ".join(_unlike_default_stages(options))):
+        return f"{unlike}: at D = 64 only with kv_stages 1, dq_stages 2, ds_stages 2"
+    need = buffer_bytes(options, head_dim, keeps_dq) + BARRIER_BYTES
+    if need > SMEM_PER_CTA:
+        return f"{options.token} needs {need:,} bytes of shared memory at D = {head_dim}, {SMEM_PER_CTA:,} are there"
+    return None
 
 
 def select(problem: JaggedProblem) -> HopperBackwardOptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from kernels.hopper import IMPLEMENTATION
-from kernels.hopper.backward_options import SHORT_GAP, HopperBackwardOptions, can_alternate
+from kernels.hopper.backward_options import SHORT_GAP, HopperBackwardOptions, why_not
 from kernels.hopper.options import VARIANTS
 from kernels.implementation import Direction
 from kernels.mask import Mask
@@ -98,7 +98,7 @@ def variants(layout: Layout) -> Iterator[Variant]:
             yield Variant("fwd", name, {"variant": name})
     yield Variant("bwd", "rule", None)
     for name, switches in BACKWARD.items():
-        if layout.head_dim == 128 or can_alternate(HopperBackwardOptions.make(switches)):
+        if why_not(HopperBackwardOptions.make(switches), layout.head_dim, False) is None:
             yield Variant("bwd", name, switches)
 
 

@@ -116,7 +116,7 @@ def _that_ran(impl: str, switches: dict[str, Any], masked: bool) -> tuple[dict[s
 
 
 def backward_that_ran(impl: str) -> tuple[dict[str, Any], str]:
-    """Switches and schedule of the backward that a record names, such as ``hopper/q2o2k1s2d2-dk-own4/zigzag``.
+    """Switches and schedule of the backward that a record names, such as ``hopper/q2o2k1s2d2-own4/zigzag``.
 
     Today's rule may pick other switches for the row, and the kernel may have changed under the same name: this says
     what was asked of it. Raises `ValueError` for a name that today's options don't have.
